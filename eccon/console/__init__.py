@@ -1,0 +1,1 @@
+"""The Textual console: draws the daemon's state."""

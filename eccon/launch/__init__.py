@@ -1,0 +1,1 @@
+"""Topology to argv and environment of each process."""

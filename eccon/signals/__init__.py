@@ -1,0 +1,1 @@
+"""What children tell us: connector events, start-up milestones, vLLM metrics."""

@@ -1,0 +1,1 @@
+"""A stand-in for `vllm serve`: same flags, endpoints, wire and failures."""
