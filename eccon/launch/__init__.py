@@ -1,1 +1,17 @@
-"""Topology to argv and environment of each process."""
+"""Topology to argv and environment of each process. Pure: starts nothing, writes nothing."""
+
+from eccon.launch.proxy import proxy
+from eccon.launch.spec import EncoderSlot, NoRoomError, ProcessSpec, next_slot, slots
+from eccon.launch.vllm import encoder, logging_config, pd
+
+__all__ = [
+    "EncoderSlot",
+    "NoRoomError",
+    "ProcessSpec",
+    "encoder",
+    "logging_config",
+    "next_slot",
+    "pd",
+    "proxy",
+    "slots",
+]

@@ -1,0 +1,92 @@
+"""What it takes to start one process, and which port and device an encoder gets."""
+
+from collections.abc import Callable, Iterable
+
+import msgspec
+
+from eccon.config import Topology
+from eccon.model import Role
+
+__all__ = ["EncoderSlot", "NoRoomError", "ProcessSpec", "devices_shown", "next_slot", "slots"]
+
+
+class NoRoomError(Exception):
+    """No free device or port for another encoder; the message says which."""
+
+
+class ProcessSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """One process to start. `env` is laid over the daemon's own environment less `unset`."""
+
+    name: str
+    role: Role
+    argv: tuple[str, ...]
+    env: dict[str, str] = {}
+    unset: tuple[str, ...] = ()
+    cwd: str
+    host: str
+    """Where it can be reached from this host."""
+    port: int
+    url: str
+    device: str = ""
+    ports: tuple[int, ...]
+    """Every TCP port that it listens on, `port` first."""
+
+
+class EncoderSlot(msgspec.Struct, frozen=True):
+    """Place of one encoder. `device` is None where the topology has no devices."""
+
+    index: int
+    port: int
+    device: int | None = None
+
+    @property
+    def name(self) -> str:
+        """As shown everywhere, and its id in the proxy."""
+        return f"encoder-{self.index}"
+
+
+def slots(topology: Topology) -> tuple[EncoderSlot, ...]:
+    """The places of the configured encoders."""
+    e = topology.encoders
+    devices: list[int | None] = [*e.devices] if topology.devices.kind != "none" else [None] * e.count
+    return tuple(EncoderSlot(i, e.port + i, devices[i]) for i in range(e.count))
+
+
+def next_slot(
+    topology: Topology, used: Iterable[EncoderSlot], port_is_free: Callable[[int], bool]
+) -> EncoderSlot:
+    """The place for one more encoder: lowest free index, first free spare device, next free port.
+
+    Raises:
+        NoRoomError: no device or no port is left.
+    """
+    taken = list(used)
+    index = next(i for i in range(len(taken) + 1) if i not in {s.index for s in taken})
+    device = None
+    if topology.devices.kind != "none":
+        busy = {s.device for s in taken}
+        device = next((d for d in topology.encoders.devices if d not in busy), None)
+        if device is None:
+            msg = (
+                "no free device for another encoder: all of encoders.devices "
+                f"({devices_shown(topology.encoders.devices)}) are in use; add one there"
+            )
+            raise NoRoomError(msg)
+    reserved = {s.port for s in taken} | {topology.proxy.port, topology.pd.port, topology.connector.port}
+    first = topology.encoders.port
+    for port in (first + index, *range(first, min(first + 2048, 65536))):
+        if port not in reserved and port < 65536 and port_is_free(port):
+            return EncoderSlot(index, port, device)
+    msg = f"no free port for another encoder from {first} on"
+    raise NoRoomError(msg)
+
+
+def devices_shown(devices: Iterable[int]) -> str:
+    """`[0,1,2,3,8]` as "0-3,8"."""
+    runs: list[list[int]] = []
+    for d in sorted(devices):
+        if runs and d == runs[-1][-1] + 1:
+            runs[-1].append(d)
+        else:
+            runs.append([d])
+    return ",".join(str(r[0]) if len(r) == 1 else f"{r[0]}-{r[-1]}" for r in runs)
