@@ -1,0 +1,170 @@
+"""Writes an `eccon.toml`: the guide's topology with every key explained, or the demo's on the stand-in."""
+
+import shutil
+import socket
+from collections.abc import Sequence
+from pathlib import Path
+
+__all__ = ["DEMO_MODEL", "demo", "free_ports", "guide"]
+
+DEMO_MODEL = "Qwen3-VL-demo"
+SIM_MODEL = Path(__file__).parent / "sim" / "model"
+
+GUIDE = """\
+# An eccon cluster. `eccon config check` reads this file, `eccon up` starts it.
+# A key that is left out has the value shown in its comment.
+
+name = "{name}"                  # the cluster; its state lies below ~/.local/state/eccon/NAME
+
+[model]
+path = "{model}"  # compiled model directory, as written it goes to `vllm serve`
+max_pixels = 802816              # largest image, for PD and encoders alike
+# served_name = ""               # another name for clients
+# hub = false                    # true: path is a hub name, not a directory
+
+[launcher]
+# kind = "vllm"                  # "sim": the stand-in that comes with eccon
+vllm = "vllm"                    # the vllm command, e.g. "/opt/rbln/bin/vllm"
+# profile = "safe"               # "guide": exactly the vendor guide's flags, nothing more
+
+[connector]
+# kind = "RblnECNixlConnector"
+# host = "127.0.0.1"             # where the PD listens for the encoders
+port = 19500
+
+[devices]
+kind = "rbln"                    # "cuda", or "none" on a CPU
+
+[pd]                             # prefill + decode
+# host = "127.0.0.1"
+port = 19100
+devices = [0, 1, 2, 3, 4, 5, 6, 7]
+# args = []                      # more arguments of `vllm serve`
+# env = {{}}
+
+[encoders]
+count = 8
+# host = "127.0.0.1"
+port = 19101                     # the first one's; the others follow
+devices = [8, 9, 10, 11, 12, 13, 14, 15]  # one each; more than `count` are spares for `eccon add`
+# args = []
+# env = {{}}
+
+[proxy]
+host = "0.0.0.0"
+port = 19000
+# args = []                      # more arguments of eccon-proxy
+
+[supervisor]
+# start_timeout_s = 1800         # a PD takes minutes to load
+# stop_grace_s = 15              # between TERM and KILL
+# drain_timeout_s = 20           # how long a restarted encoder's items are waited for
+# backoff_s = 1                  # before the second start; doubles up to backoff_max_s
+# backoff_max_s = 60
+# backoff_reset_s = 300          # a life this long makes the next death the first
+# failures = 5                   # deaths in a row until `failed`
+# probe_interval_s = 1
+# probe_timeout_s = 2
+# log_bytes = 16777216           # a log file's size before it is rotated
+# log_files = 4
+
+# [env]                          # for every process
+# HF_HOME = "/data/hf"
+"""
+
+DEMO = """\
+# eccon's demo: one PD, {count} encoders and the proxy, on the stand-in for `vllm serve`.
+# Every process and every socket is real; the model is not.
+
+name = "{name}"
+
+[model]
+path = "{model}"
+
+[launcher]
+kind = "sim"
+
+[devices]
+kind = "none"
+
+[connector]
+port = {connector}
+
+[pd]
+port = {pd}
+
+[encoders]
+count = {count}
+port = {encoder}
+
+[proxy]
+host = "127.0.0.1"
+port = {proxy}
+
+[supervisor]
+stop_grace_s = 5
+drain_timeout_s = 10
+"""
+
+
+def guide(directory: Path, *, name: str, model: str) -> Path:
+    """Writes `directory/eccon.toml` with the vendor guide's topology: eight encoders, a PD on eight NPUs.
+
+    Raises:
+        FileExistsError: the file is there already; it is left as it is.
+    """
+    return _write(directory / "eccon.toml", GUIDE.format(name=name, model=model))
+
+
+def demo(directory: Path, *, name: str = "demo", encoders: int = 4, ports: Sequence[int] = ()) -> Path:
+    """Writes the demo's `eccon.toml` and its model directory below `directory`.
+
+    Args:
+        ports: of proxy, PD, connector and first encoder; the guide's when empty.
+
+    Raises:
+        FileExistsError: the file is there already; it is left as it is.
+    """
+    proxy, pd, connector, encoder = ports or (19000, 19100, 19500, 19101)
+    path = _write(
+        directory / "eccon.toml",
+        DEMO.format(
+            name=name,
+            model=DEMO_MODEL,
+            count=encoders,
+            proxy=proxy,
+            pd=pd,
+            connector=connector,
+            encoder=encoder,
+        ),
+    )
+    shutil.copytree(SIM_MODEL, directory / DEMO_MODEL, dirs_exist_ok=True)
+    return path
+
+
+def _write(path: Path, text: str) -> Path:
+    with path.open("x", encoding="utf-8") as f:
+        f.write(text)
+    return path
+
+
+def free_ports(encoders: int) -> tuple[int, int, int, int]:
+    """Free loopback ports for proxy, PD, connector and `encoders` consecutive ones, the first of them last.
+
+    Free at the time of asking: nothing holds them until the processes start.
+    """
+    for base in range(20000, 60000, 37):
+        held: list[socket.socket] = []
+        try:
+            for port in range(base, base + 3 + encoders):
+                s = socket.socket()
+                held.append(s)
+                s.bind(("127.0.0.1", port))
+        except OSError:
+            continue
+        finally:
+            for s in held:
+                s.close()
+        return base, base + 1, base + 2, base + 3
+    msg = "no run of free ports between 20000 and 60000"
+    raise OSError(msg)
