@@ -29,6 +29,7 @@ __all__ = [
     "Proxy",
     "Supervisor",
     "Topology",
+    "cluster_name",
     "find",
     "load",
     "parse",
@@ -186,6 +187,20 @@ def load(path: Path) -> Topology:
         msg = f"{path}:{line}: is not UTF-8"
         raise ConfigError(msg) from e
     return parse(text, path)
+
+
+def cluster_name(path: Path) -> str:
+    """Only the cluster's name in `path`: a cluster that runs can be reached though its file is broken now.
+
+    Raises:
+        ConfigError: not even that can be read.
+    """
+    try:
+        data = tomllib.loads(path.read_text(encoding="utf-8-sig"))
+    except (OSError, ValueError) as e:
+        msg = f"{path}: the cluster's name cannot be read: {e}"
+        raise ConfigError(msg) from e
+    return str(data.get("name", "eccon"))
 
 
 def parse(text: str, path: Path) -> Topology:

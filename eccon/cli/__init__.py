@@ -1,1 +1,79 @@
-"""The `eccon` command."""
+"""The `eccon` command. Each family of commands is its own module, imported when one of it is run.
+
+Exit codes: 0 done; 1 the cluster refused or failed; 2 wrong usage, bad configuration, or a check before the
+start that failed (nothing was started); 3 no daemon runs for this cluster; 4 time ran out; 130 interrupted.
+What a command was asked for goes to stdout; everything said about it goes to stderr.
+"""
+
+import importlib
+import sys
+
+import click
+
+from eccon import __version__
+
+__all__ = ["main"]
+
+COMMANDS = {
+    "up": ("cluster", "Start the daemon and the cluster; show progress until it is ready."),
+    "down": ("cluster", "Stop every process of the cluster, and the daemon."),
+    "status": ("cluster", "What runs, and how it is."),
+    "restart": ("cluster", "Restart one process; an encoder is drained first."),
+    "start": ("cluster", "Start one stopped process."),
+    "stop": ("cluster", "Stop one process; an encoder is drained first."),
+    "add": ("cluster", "Add an encoder on the next free device and port."),
+    "remove": ("cluster", "Drain an encoder, stop it and take it out of the cluster."),
+    "logs": ("cluster", "Print a process's log."),
+    "send": ("requests", "Send a test prompt with images through the proxy."),
+    "traces": ("requests", "List the newest requests, or one's way through the cluster."),
+    "init": ("config", "Write a commented eccon.toml."),
+    "config": ("config", "Show or check the configuration."),
+    "demo": ("demo", "One PD, four encoders and the proxy on the stand-in for vLLM."),
+    "attach": ("console", "Open the console on a running cluster's control socket."),
+}
+
+
+class _Lazy(click.Group):
+    def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002  click's signature
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002
+        if cmd_name not in COMMANDS:
+            return None
+        module = importlib.import_module(f"eccon.cli.{COMMANDS[cmd_name][0]}")
+        command = getattr(module, cmd_name if cmd_name != "config" else "config_group")
+        assert isinstance(command, click.Command)  # noqa: S101  the table above and the module agree
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002
+        """From the table, so that `--help` imports no command."""
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, text) for name, (_, text) in COMMANDS.items()])
+
+
+@click.command(
+    cls=_Lazy,
+    invoke_without_command=True,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    epilog="Exit codes: 0 done, 1 refused or failed, 2 usage or configuration, 3 not running, "
+    "4 time ran out, 130 interrupted.",
+)
+@click.option(
+    "-f", "--file", "file", metavar="FILE", help="eccon.toml; else ECCON_CONFIG, else ./eccon.toml."
+)
+@click.option("--read-only", is_flag=True, help="The console may look and not act.")
+@click.option("--theme", metavar="NAME", help="The console's theme.")
+@click.version_option(__version__, prog_name="eccon")
+@click.pass_context
+def _main(ctx: click.Context, file: str | None, read_only: bool, theme: str | None) -> None:
+    """Run and watch an encoder-disaggregated vLLM cluster. Without a command: open the console."""
+    ctx.obj = file
+    if ctx.invoked_subcommand is None:
+        from eccon.cli import console  # noqa: PLC0415  only this command draws
+
+        sys.exit(console.open_at_hand(file, read_only=read_only, theme=theme))
+
+
+def main() -> None:
+    """Console script."""
+    _main(prog_name="eccon")

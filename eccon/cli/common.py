@@ -1,0 +1,126 @@
+"""What the commands share: exit codes, the cluster at hand, errors as one line, following the state."""
+
+import asyncio
+import functools
+import os
+import sys
+from collections.abc import AsyncIterator, Callable, Coroutine
+from pathlib import Path
+from typing import Any, ParamSpec
+
+import click
+
+from eccon import config
+from eccon.client import Client, ControlError, NotRunning
+from eccon.model import ClusterState, Process
+from eccon.paths import PathsError, for_cluster
+
+__all__ = [
+    "FAILED",
+    "INTERRUPTED",
+    "NOT_RUNNING",
+    "TIMED_OUT",
+    "USAGE",
+    "command",
+    "config_option",
+    "control_socket",
+    "file_or_parents",
+    "follow",
+    "narrate",
+    "plain_command",
+    "process_line",
+]
+
+FAILED = 1
+USAGE = 2
+NOT_RUNNING = 3
+TIMED_OUT = 4
+INTERRUPTED = 130
+
+P = ParamSpec("P")
+
+
+def narrate(text: str) -> None:
+    """Says something about what is done. stdout is for what was asked."""
+    click.echo(text, err=True)
+
+
+def file_or_parents(ctx: click.Context, _: click.Parameter, value: str | None) -> str | None:
+    """The file given here, else the one given before the command."""
+    parent: str | None = ctx.obj
+    return value or parent
+
+
+def config_option(f: click.decorators.FC) -> click.decorators.FC:
+    """`-f FILE`, here or before the command."""
+    text = "eccon.toml; else ECCON_CONFIG, else ./eccon.toml."
+    return click.option("-f", "--file", "file", metavar="FILE", callback=file_or_parents, help=text)(f)
+
+
+def command(f: Callable[P, Coroutine[Any, Any, int | None]]) -> Callable[P, None]:
+    """Runs an async command; its result is the exit code, its known errors one line each."""
+
+    @functools.wraps(f)
+    def run(*args: P.args, **kwargs: P.kwargs) -> None:
+        sys.exit(_guarded(lambda: asyncio.run(f(*args, **kwargs))))
+
+    return run
+
+
+def plain_command(f: Callable[P, int | None]) -> Callable[P, None]:
+    """The same for a command that needs no event loop."""
+
+    @functools.wraps(f)
+    def run(*args: P.args, **kwargs: P.kwargs) -> None:
+        sys.exit(_guarded(lambda: f(*args, **kwargs)))
+
+    return run
+
+
+def _guarded(call: Callable[[], int | None]) -> int:
+    try:
+        return call() or 0
+    except (config.ConfigError, PathsError) as e:
+        return _fail(str(e), USAGE)
+    except NotRunning as e:
+        return _fail(str(e), NOT_RUNNING)
+    except ControlError as e:
+        return _fail(str(e), FAILED)
+    except (TimeoutError, asyncio.TimeoutError) as e:
+        return _fail(str(e) or "time ran out", TIMED_OUT)
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    except BrokenPipeError:
+        # The reader has seen enough (`eccon status | head -1`); the interpreter must not flush to it again.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+
+
+def _fail(message: str, code: int) -> int:
+    for line in message.splitlines():
+        narrate(f"eccon: {line}")
+    return code
+
+
+def control_socket(file: str | None) -> Path:
+    """The control socket of the cluster that the configuration at hand names."""
+    name = config.cluster_name(config.find(file))
+    return for_cluster(name, create=False).control_socket
+
+
+async def follow(client: Client) -> AsyncIterator[ClusterState]:
+    """The state, now and at each change."""
+    state: ClusterState | None = None
+    async for item in client.changes():
+        state = item if isinstance(item, ClusterState) else state.apply(item) if state else None
+        if state is not None:
+            yield state
+
+
+def process_line(p: Process) -> str:
+    """One process in one line, for progress and plain status."""
+    how = p.reason
+    if p.milestone and p.state.value in ("starting", "loading"):
+        eta = f", about {p.milestone.eta_s:.0f} s" if p.milestone.eta_s else ""
+        how = f"{p.milestone.text} ({p.milestone.fraction:.0%}{eta})"
+    return f"{p.name:<12} {p.state.value:<9}" + (f" {how}" if how else "")

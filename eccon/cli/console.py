@@ -1,0 +1,82 @@
+"""Opening the console: on the cluster at hand, or on a control socket."""
+
+import asyncio
+import sys
+from pathlib import Path
+
+import click
+
+from eccon import config
+from eccon.cli.common import NOT_RUNNING, USAGE, config_option, control_socket, narrate
+from eccon.client import Client, NotRunning
+from eccon.paths import PathsError
+
+__all__ = ["attach", "open_at_hand", "open_console"]
+
+
+def open_console(
+    socket: Path, *, on_quit_ask: bool = True, read_only: bool = False, theme: str | None = None
+) -> int:
+    """Draws until the user leaves; the exit code. A terminal that cannot show it is refused with 2."""
+    from eccon import console  # noqa: PLC0415  textual costs 0.2 s that no other command should pay
+
+    if reason := console.refuse_reason():
+        narrate(f"eccon: {reason}")
+        return USAGE
+    return console.run(socket, on_quit_ask=on_quit_ask, read_only=read_only, theme=theme)
+
+
+def open_at_hand(file: str | None, *, read_only: bool, theme: str | None) -> int:
+    """`eccon` without a command: attaches to the cluster of the configuration, and offers to start it."""
+    try:
+        path = config.find(file)
+        socket = control_socket(str(path))
+    except (config.ConfigError, PathsError) as e:
+        narrate(f"eccon: {e}")
+        return USAGE
+    if not _answers(socket):
+        if not sys.stdin.isatty():
+            narrate(f"eccon: {config.cluster_name(path)} is not running; `eccon up` starts it")
+            return NOT_RUNNING
+        if not click.confirm(
+            f"{config.cluster_name(path)} is not running. Start it?", default=True, err=True
+        ):
+            return 0
+        from eccon.cli.cluster import up  # noqa: PLC0415  only when it is to be started
+
+        code = up.main(["-f", str(path), "--detach"], standalone_mode=False, obj=None)
+        if code:
+            return int(code)
+    return open_console(socket, read_only=read_only, theme=theme)
+
+
+def _answers(socket: Path) -> bool:
+    async def ask() -> bool:
+        async with Client(socket) as client:
+            await client.state()
+        return True
+
+    try:
+        return asyncio.run(ask())
+    except NotRunning:
+        return False
+
+
+@click.command()
+@config_option
+@click.option(
+    "--socket", type=click.Path(path_type=Path), help="A daemon's control socket, e.g. forwarded by ssh -L."
+)
+@click.option("--read-only", is_flag=True, help="Look, and do not act.")
+@click.option("--theme", metavar="NAME")
+def attach(file: str | None, socket: Path | None, read_only: bool, theme: str | None) -> None:
+    """Open the console on a cluster that runs, here or through a forwarded socket."""
+    try:
+        where = socket or control_socket(file)
+    except (config.ConfigError, PathsError) as e:
+        narrate(f"eccon: {e}")
+        sys.exit(USAGE)
+    if not _answers(where):
+        narrate(f"eccon: no daemon answers on {where}")
+        sys.exit(NOT_RUNNING)
+    sys.exit(open_console(where, read_only=read_only, theme=theme))

@@ -1,0 +1,118 @@
+"""`eccon demo`: the whole path in a temporary directory, on free ports, gone afterwards."""
+
+import asyncio
+import contextlib
+import os
+import shutil
+import signal
+import sys
+import tempfile
+from pathlib import Path
+
+import click
+
+from eccon import prompt, scaffold
+from eccon.cli.cluster import wait_until_ready
+from eccon.cli.common import FAILED, INTERRUPTED, command, follow, narrate
+from eccon.cli.requests import TEXT, ask
+from eccon.client import Client, NotRunning
+from eccon.supervisor import start_daemon
+
+__all__ = ["demo"]
+
+ENCODERS = 4
+LINGER_S = 120.0
+READY_S = 120.0
+GONE_S = 60.0
+
+
+@click.command()
+@click.option("--headless", is_flag=True, help="No console: progress on stderr until interrupted.")
+@click.option(
+    "--once", is_flag=True, help="With --headless: send the eight-image prompt, print its way, stop."
+)
+@click.option("--encoders", type=click.IntRange(1, 64), default=ENCODERS, show_default=True)
+@click.option("--theme", metavar="NAME", help="The console's theme.")
+def demo(headless: bool, once: bool, encoders: int, theme: str | None) -> None:
+    """Run one PD, four encoders and the proxy on the stand-in for vLLM, and open the console.
+
+    It ends with `q`, or two minutes after its last console vanished; nothing of it is left.
+    """
+    if not headless and not (sys.stdin.isatty() and sys.stdout.isatty()):
+        narrate("no terminal here: going on as `eccon demo --headless --once`")
+        headless = once = True
+    directory = Path(tempfile.mkdtemp(prefix="eccon-demo-"))
+    # The cluster's state is in there too: the daemon inherits this and removes the directory at its end.
+    os.environ["ECCON_STATE_DIR"] = str(directory / "state")
+    try:
+        path = scaffold.demo(directory, encoders=encoders, ports=scaffold.free_ports(encoders))
+        socket = start_daemon(path, linger_s=LINGER_S, ephemeral=directory).control_socket
+    except BaseException:
+        shutil.rmtree(directory, ignore_errors=True)
+        raise
+    if headless:
+        _headless(socket, once)
+        return
+    from eccon.cli.console import open_console  # noqa: PLC0415  only here is drawn
+
+    asyncio.run(_up(socket))
+    code = open_console(socket, on_quit_ask=False, theme=theme)
+    with contextlib.suppress(NotRunning):
+        asyncio.run(_end(socket))
+    sys.exit(code)
+
+
+async def _up(socket: Path) -> None:
+    async with Client(socket) as client:
+        await client.up()
+
+
+async def _end(socket: Path) -> None:
+    """Stops everything and returns when the daemon is gone."""
+    async with Client(socket) as client:
+        await client.shutdown()
+        with contextlib.suppress(NotRunning):
+            await asyncio.wait_for(_drain(client), GONE_S)
+
+
+async def _drain(client: Client) -> None:
+    async for _ in follow(client):
+        pass
+
+
+@command
+async def _headless(socket: Path, once: bool) -> int:
+    main_task = asyncio.current_task()
+    assert main_task is not None  # noqa: S101  we run in one
+    loop = asyncio.get_running_loop()
+    for sig in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
+        loop.add_signal_handler(sig, main_task.cancel)
+    try:
+        async with Client(socket) as client:
+            await client.up()
+            if code := await wait_until_ready(client, READY_S):
+                return code
+            if once:
+                return await _eight_images(client)
+            narrate(f"attach a console: eccon attach --socket {socket}    end: Ctrl-C")
+            async for _ in client.changes(console=True):
+                pass
+            return 0
+    except asyncio.CancelledError:
+        return INTERRUPTED
+    finally:
+        narrate("stopping")
+        with contextlib.suppress(NotRunning):
+            await _end(socket)
+
+
+async def _eight_images(client: Client) -> int:
+    state = await client.state()
+    body = prompt.build(state.cluster.model, TEXT, [str(p) for p in prompt.samples()], stream=True)
+    trace, error = await ask(client, body)
+    if error or trace is None:
+        narrate(f"eccon: {error or 'the request left no trace'}")
+        return FAILED
+    for line in prompt.image_lines(trace):
+        click.echo(line)
+    return 0
