@@ -22,7 +22,12 @@ class PromptError(Exception):
 
 def samples() -> list[Path]:
     """The eight images that come with the package, in order."""
-    return sorted(p for p in SAMPLES.iterdir() if p.suffix != ".py")
+    return sorted(p for p in SAMPLES.iterdir() if _image_type(p))
+
+
+def _image_type(path: Path) -> str | None:
+    kind = mimetypes.guess_type(path.name)[0] or ""
+    return kind if kind.startswith("image/") else None
 
 
 def build(
@@ -63,7 +68,7 @@ def image_url(image: str) -> str:
     if image.startswith(("http://", "https://", "data:")):
         return image
     path = Path(image).expanduser()
-    kind = mimetypes.guess_type(path.name)[0] or ""
+    kind = _image_type(path)
     try:
         size = path.stat().st_size
         if size > IMAGE_BYTES_MAX:
@@ -73,7 +78,7 @@ def image_url(image: str) -> str:
     except OSError as e:
         msg = f"{image}: cannot be read: {e.strerror}"
         raise PromptError(msg) from e
-    if not kind.startswith("image/"):
+    if kind is None:
         msg = f"{image}: not a file name of an image (.png, .jpg, .webp, …)"
         raise PromptError(msg)
     return f"data:{kind};base64,{base64.b64encode(data).decode()}"

@@ -25,9 +25,11 @@ EC_LOGGER = "vllm_rbln.distributed.ec_transfer"
 def pd(topology: Topology, paths: ClusterPaths) -> ProcessSpec:
     """The PD: listens for the encoders' metadata on the connector's port."""
     c = topology.connector
-    extra: dict[str, Any] = {"pull_host": c.host, "pull_port": c.port}
+    extra: dict[str, Any]
     if topology.launcher.profile == "safe":
-        extra["max_concurrent_pulls"] = PULLS
+        extra = {"pull_host": c.host, "pull_port": c.port, "max_concurrent_pulls": PULLS}
+    else:
+        extra = {"pull_host": "0.0.0.0", "pull_port": c.port}
     return _serve(
         topology,
         paths,
