@@ -1,0 +1,1 @@
+"""The whole product: real processes, from the command line to the answer."""
