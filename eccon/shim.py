@@ -69,6 +69,12 @@ def read_whole(path: str) -> dict[str, object]:
     return value if isinstance(value, dict) else {}
 
 
+def boot_id() -> str:
+    """Of the running kernel: pids of another boot mean nothing."""
+    with open("/proc/sys/kernel/random/boot_id") as f:
+        return f.read().strip()
+
+
 class Stat:
     """The few fields of `/proc/PID/stat` that say who a process is."""
 
@@ -299,7 +305,8 @@ class Shim:
         try:
             self.main_fd = os.pidfd_open(pid)
             stat = Stat(pid)
-            if stat.zombie or stat.start != int(str(self.status.get("start", stat.start))):
+            same_boot = self.status.get("boot", boot_id()) == boot_id()
+            if stat.zombie or not same_boot or stat.start != self.status.get("start", stat.start):
                 raise ProcessLookupError
         except (OSError, ValueError):
             # Gone, or another process with its number: only what bears the mark is ours.
@@ -369,9 +376,7 @@ class Shim:
             os._exit(127)
 
     def _describe(self, start: int, *, adopted: bool) -> None:
-        with open("/proc/sys/kernel/random/boot_id") as f:
-            boot = f.read().strip()
-        self.status |= {"pid": self.main, "start": start, "boot": boot, "shim": os.getpid()}
+        self.status |= {"pid": self.main, "start": start, "boot": boot_id(), "shim": os.getpid()}
         self.status |= {"shim_start": Stat(os.getpid()).start, "adopted": adopted}
         self.status.setdefault("started_at", time.time())
         write_whole(self.status_path, self.status)
@@ -398,7 +403,8 @@ class Shim:
         while self._pump(fifo, 64):
             pass
         self._reap()
-        self._tell(last=True)
+        self.status |= {"dropped": self.log.dropped, "clean": True}
+        write_whole(self.status_path, self.status)
 
     def _patience(self) -> int | None:
         """Milliseconds until something is due."""
@@ -434,7 +440,8 @@ class Shim:
         self.main = 0
         now = time.monotonic()
         end: dict[str, object] = {"at": time.time(), "code": code, "signal": number, "asked": self.asked}
-        write_whole(self.exit_path, end)
+        if "at" not in read_whole(self.exit_path):
+            write_whole(self.exit_path, end)
         how = f"signal {number}" if number else "exit status unknown" if code is None else f"exit code {code}"
         self.log.note(f"ended: {how}")
         self.kill_at = now + min(LEFT_GRACE_S, self.grace) if self.kill_at is None else self.kill_at
@@ -500,10 +507,10 @@ class Shim:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.kill(pid, number)
 
-    def _tell(self, *, last: bool = False) -> None:
+    def _tell(self) -> None:
         """Lines that were lost, into the status; at most once a second."""
         now = time.monotonic()
-        if self.log.dropped != self.told_dropped and (last or now - self.told_at >= 1):
+        if self.log.dropped != self.told_dropped and now - self.told_at >= 1:
             self.told_dropped, self.told_at = self.log.dropped, now
             self.status["dropped"] = self.log.dropped
             write_whole(self.status_path, self.status)
