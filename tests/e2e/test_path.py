@@ -1,14 +1,16 @@
 """From the command line through proxy, encoders, connector and PD, and back."""
 
-import base64
 import re
 import signal
 import subprocess
+from collections.abc import Iterator
 
 import openai
 import psutil
 import pytest
+from openai.types.chat import ChatCompletionContentPartImageParam, ChatCompletionMessageParam
 
+from eccon import prompt
 from tests.e2e.cluster import Cluster, described, samples, until
 
 SAMPLES = [arg for path in samples() for arg in ("-i", str(path))]
@@ -68,37 +70,53 @@ def test_fan_out_and_transfer_are_counted_per_encoder(running: Cluster) -> None:
     assert all(p["encoder"]["inflight"] == 0 for p in after)
 
 
-@pytest.mark.parametrize("stream", [False, True])
-def test_the_stock_openai_client_is_served(running: Cluster, stream: bool) -> None:
-    urls = [
-        f"data:image/{p.suffix[1:]};base64,{base64.b64encode(p.read_bytes()).decode()}" for p in samples()
+def image_part(url: str) -> ChatCompletionContentPartImageParam:
+    return {"type": "image_url", "image_url": {"url": url}}
+
+
+def question(*urls: str) -> list[ChatCompletionMessageParam]:
+    return [
+        {
+            "role": "user",
+            "content": [
+                *map(image_part, urls),
+                {"type": "text", "text": "Briefly describe each of these images."},
+            ],
+        }
     ]
-    with openai.OpenAI(base_url=f"{running.public_url}/v1", api_key="none", max_retries=0) as client:
-        model = client.models.list().data[0].id
-        content = [
-            *({"type": "image_url", "image_url": {"url": url}} for url in urls),
-            {"type": "text", "text": "Briefly describe each of these images."},
-        ]
-        answer = client.chat.completions.create(  # type: ignore[call-overload]
-            model=model, messages=[{"role": "user", "content": content}], max_tokens=256, stream=stream
-        )
-        if stream:
-            text = "".join(chunk.choices[0].delta.content or "" for chunk in answer if chunk.choices)
-        else:
-            text = answer.choices[0].message.content
-        assert_names_the_samples(text)
-        with pytest.raises(openai.BadRequestError, match=r"image"):
-            client.chat.completions.create(
-                model=model,
-                messages=[
-                    {
-                        "role": "user",
-                        "content": [
-                            {"type": "image_url", "image_url": {"url": "data:image/png;base64,bm9wZQ=="}}
-                        ],
-                    }
-                ],
-            )
+
+
+@pytest.fixture
+def client(running: Cluster) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=f"{running.public_url}/v1", api_key="none", max_retries=0) as c:
+        yield c
+
+
+def data_urls() -> list[str]:
+    return [prompt.image_url(str(path)) for path in samples()]
+
+
+def test_the_stock_openai_client_is_served(client: openai.OpenAI) -> None:
+    model = client.models.list().data[0].id
+    answer = client.chat.completions.create(model=model, messages=question(*data_urls()), max_tokens=256)
+    assert_names_the_samples(answer.choices[0].message.content or "")
+    assert answer.usage is not None
+    assert answer.usage.completion_tokens > 0
+
+
+def test_the_stock_openai_client_gets_a_stream(client: openai.OpenAI) -> None:
+    model = client.models.list().data[0].id
+    chunks = client.chat.completions.create(
+        model=model, messages=question(*data_urls()), max_tokens=256, stream=True
+    )
+    text = "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
+    assert_names_the_samples(text)
+
+
+def test_the_stock_openai_client_sees_whose_fault_it_is(client: openai.OpenAI) -> None:
+    model = client.models.list().data[0].id
+    with pytest.raises(openai.BadRequestError, match=r"image"):
+        client.chat.completions.create(model=model, messages=question("data:image/png;base64,bm9wZQ=="))
 
 
 def test_a_restarted_encoder_has_another_pid_and_works(running: Cluster) -> None:
@@ -125,17 +143,15 @@ def test_an_encoder_can_be_added_and_removed_again(running: Cluster) -> None:
 
 def test_logs_are_there_and_can_be_followed(running: Cluster) -> None:
     assert "Application startup complete" in running.eccon("logs", "encoder-0", "-n", "10000").stdout
-    follower = subprocess.Popen(
-        running.command("logs", "pd", "-n", "0", "-f"), env=running.env, stdout=subprocess.PIPE, text=True
-    )
-    try:
-        assert follower.stdout is not None
-        running.eccon("send", *SAMPLES)
-        assert any("pull complete for mm_hash=" in line for line in follower.stdout)
-    finally:
-        follower.send_signal(signal.SIGINT)
-        follower.wait(10)
-        follower.stdout.close()
+    command = running.command("logs", "pd", "-n", "1", "-f")
+    with subprocess.Popen(command, env=running.env, stdout=subprocess.PIPE, text=True) as follower:
+        try:
+            assert follower.stdout is not None
+            assert follower.stdout.readline()
+            running.eccon("send", *SAMPLES)
+            assert any("pull complete for mm_hash=" in line for line in follower.stdout)
+        finally:
+            follower.send_signal(signal.SIGINT)
 
 
 def test_status_to_a_closed_pipe_is_no_traceback(running: Cluster) -> None:
