@@ -55,6 +55,11 @@ class Tail:
             self._rest = self._rest[:LINE_MAX]
         return data[:cut]
 
+    @property
+    def offset(self) -> int | None:
+        """Where in the present file reading goes on; None while there is none."""
+        return os.lseek(self._fd, 0, os.SEEK_CUR) if self._fd >= 0 else None
+
     def close(self) -> None:
         """Lets go of the file."""
         if self._fd >= 0:

@@ -1,1 +1,5 @@
-"""The daemon: starts, watches and stops the cluster's processes."""
+"""The daemon: starts, watches, stops and finds again the processes of one cluster."""
+
+from eccon.supervisor.start import DaemonError, start_daemon
+
+__all__ = ["DaemonError", "start_daemon"]

@@ -1,15 +1,17 @@
 """The daemon's one `ClusterState`: takes what owners and signals say, tells subscribers what changed.
 
-What an operator waits for (a state, a reason, a pid) goes out at once; figures at most twice a second for each
-process; nothing goes out that is as before. Every change has a number and is encoded once for all subscribers.
+What an operator waits for (a state, a reason, a pid) goes out at once; figures at most twice a second for
+each process; nothing goes out that is as before. Every change has a number and is encoded once for all
+subscribers.
 """
 
 import asyncio
 import contextlib
+import logging
 import time
 from collections import OrderedDict, deque
-from collections.abc import AsyncIterator, Callable
-from typing import Any, Literal, TypeVar
+from collections.abc import AsyncGenerator, Callable
+from typing import Any, Literal
 
 import msgspec
 
@@ -39,9 +41,13 @@ RING = 4096
 BACKLOG = 2048
 """Changes that a slow subscriber may be behind; then it gets a snapshot instead."""
 FIGURES = frozenset({"cpu_percent", "rss_bytes", "encoder", "pd", "transfer", "milestone"})
-QUIET = frozenset({"requests", "inflight", "requests_per_s", "items_per_s", "ttft", "transfer", "lost_log_lines"})
+QUIET = frozenset(
+    {"requests", "inflight", "requests_per_s", "items_per_s", "ttft", "transfer", "lost_log_lines"}
+)
 
-S = TypeVar("S", bound=msgspec.Struct)
+LEVELS = {"info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
+history = logging.getLogger("eccon.history")
+
 Numbered = tuple[int, Literal["snapshot", "change"], bytes]
 """Sequence number, event name, JSON."""
 
@@ -62,8 +68,7 @@ class Board:
         self._later: dict[str, asyncio.TimerHandle] = {}
         self._told_at: dict[str, float] = {}
         self._dirty_traces: dict[str, None] = {}
-        self._moved = asyncio.Condition()
-        self._wakers: set[Callable[[], None]] = set()
+        self._listeners: set[Callable[[], None]] = set()
         self._closed = False
 
     @property
@@ -149,6 +154,7 @@ class Board:
         """A line for the history."""
         event = LogEvent(at=time.time(), subject=subject, text=text, severity=severity)
         self._events.append(event)
+        history.log(LEVELS[severity], "%s: %s", subject, text)
         self._emit(lambda seq: EventLogged(seq, event))
 
     def restore_events(self, events: list[LogEvent]) -> None:
@@ -167,10 +173,10 @@ class Board:
         self._throttle("trace", True, self._tell_traces, TRACES_EVERY_S)
         return gone
 
-    async def changed(self) -> None:
-        """Waits until a process's state, or the cluster's, is another."""
-        async with self._moved:
-            await self._moved.wait()
+    def listen(self, listener: Callable[[], None]) -> Callable[[], None]:
+        """Calls `listener` at every change that goes out, until the returned function is called."""
+        self._listeners.add(listener)
+        return lambda: self._listeners.discard(listener)
 
     def close(self) -> None:
         """Ends every subscription."""
@@ -180,7 +186,7 @@ class Board:
         for queue in self._subscribers:
             _put_last(queue)
 
-    async def subscribe(self, after: int | None = None) -> AsyncIterator[Numbered]:
+    async def subscribe(self, after: int | None = None) -> AsyncGenerator[Numbered, None]:
         """Changes from number `after` on if they are still known, else a snapshot and what follows it."""
         queue: asyncio.Queue[Numbered | None] = asyncio.Queue(BACKLOG)
         missed = self._since(after)
@@ -191,12 +197,12 @@ class Board:
             else:
                 for seq, data in missed:
                     yield seq, "change", data
-            while not self._closed:
+            while not (self._closed and queue.empty()):
                 item = await queue.get()
                 if item is not None:
                     yield item
                 elif not self._closed:
-                    # It fell behind, or nothing more comes.
+                    # It fell behind: all of it anew.
                     while not queue.empty():
                         queue.get_nowait()
                     yield self._snapshot_event()
@@ -204,7 +210,6 @@ class Board:
             self._subscribers.discard(queue)
 
     def _snapshot_event(self) -> Numbered:
-        self._flush()
         return self._seq, "snapshot", msgspec.json.encode(self.snapshot())
 
     def _since(self, after: int | None) -> list[tuple[int, bytes]] | None:
@@ -215,12 +220,6 @@ class Board:
         if not self._ring or self._ring[0][0] > after + 1:
             return None
         return [row for row in self._ring if row[0] > after]
-
-    def _flush(self) -> None:
-        """What is held back goes out before a snapshot, which has it already."""
-        for key in list(self._later):
-            self._later.pop(key).cancel()
-        self._dirty_traces.clear()
 
     def _throttle(
         self, key: str, quiet: bool, tell: Callable[[], None], every: float = FIGURES_EVERY_S
@@ -264,8 +263,8 @@ class Board:
                 queue.put_nowait((self._seq, "change", data))
             except asyncio.QueueFull:
                 _put_last(queue)
-        for wake in tuple(self._wakers):
-            wake()
+        for listener in tuple(self._listeners):
+            listener()
 
 
 def _put_last(queue: "asyncio.Queue[Numbered | None]") -> None:

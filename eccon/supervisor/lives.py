@@ -12,7 +12,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import msgspec
@@ -37,6 +37,7 @@ class Watch:
     def __init__(self, who: Identity) -> None:
         self.who = who
         self.ended = asyncio.Event()
+        self.on_end: Callable[[], None] | None = None
         self._fd = who.open()
         if self._fd is None:
             self.ended.set()
@@ -46,6 +47,8 @@ class Watch:
     def _over(self) -> None:
         self.close()
         self.ended.set()
+        if self.on_end:
+            self.on_end()
 
     def close(self) -> None:
         """Stops watching."""
@@ -89,6 +92,12 @@ class Life:
             self.main = Watch(Identity(pid, start, str(status["boot"])))
             self.started_at = float(str(status.get("started_at", self.started_at)))
         return status
+
+    def on_end(self, call: Callable[[], None]) -> None:
+        """Calls when the process ends, and when its shim does."""
+        self.shim.on_end = call
+        if self.main:
+            self.main.on_end = call
 
     @property
     def dropped(self) -> int:

@@ -1,5 +1,7 @@
 """Asks a process over HTTP whether it is up, and whether it is what we started."""
 
+import asyncio
+import os
 from typing import Any
 
 import aiohttp
@@ -28,7 +30,7 @@ class Prober:
         self._timeout_s = timeout_s
         self._session: aiohttp.ClientSession | None = None
 
-    async def __aenter__(self) -> "Prober":
+    async def __aenter__(self) -> "Prober":  # noqa: PYI034  Self is 3.11
         connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=3)
         self._session = aiohttp.ClientSession(connector=connector, timeout=self._timeout, trust_env=False)
         return self
@@ -60,12 +62,10 @@ class Prober:
         if found & names:
             return Health(ok=True)
         served = ", ".join(sorted(found - {"None"})) or "nothing"
-        return Health(
-            ok=False, reason=f"serves {served}, not {sorted(names)[0]}: another server is on its port"
-        )
+        return Health(ok=False, reason=f"serves {served}, not {min(names)}: another server is there")
 
     async def flush(self, spec: ProcessSpec, model: str, timeout_s: float) -> bool:
-        """A one-token text request: the PD's step for it takes everything that encoders have pushed so far."""
+        """A one-token text request: the PD's step for it takes all that encoders have pushed so far."""
         body = {"model": model, "messages": [{"role": "user", "content": "."}], "max_tokens": 1}
         assert self._session is not None  # noqa: S101  entered
         try:
@@ -77,7 +77,7 @@ class Prober:
             ) as response:
                 await response.read()
                 return response.status == 200
-        except (aiohttp.ClientError, TimeoutError, OSError):
+        except (aiohttp.ClientError, asyncio.TimeoutError, OSError):
             return False
 
     async def _get(self, spec: ProcessSpec, path: str) -> tuple[int | None, str]:
@@ -88,12 +88,12 @@ class Prober:
                 return response.status, raw.decode(errors="replace")
         except aiohttp.ClientConnectorError:
             return None, "nothing listens yet"
-        except (TimeoutError, aiohttp.ServerTimeoutError):
+        except asyncio.TimeoutError:
             return None, f"{path} did not answer within {self._timeout_s:g} s"
         except (aiohttp.ClientError, OSError) as e:
-            return None, f"{path}: {e or type(e).__name__}"
+            return None, f"{path}: {str(e) or type(e).__name__}"
 
 
 def _headers(spec: ProcessSpec) -> dict[str, str]:
-    key = spec.env.get("VLLM_API_KEY")
+    key = spec.env.get("VLLM_API_KEY", os.environ.get("VLLM_API_KEY"))
     return {"Authorization": f"Bearer {key}"} if key else {}

@@ -1,4 +1,4 @@
-"""Takes the exit status of every child of the daemon: shims, and orphans that fall to it as PID 1 or subreaper.
+"""Takes the exit status of every child of the daemon: shims, and orphans that fall to it as PID 1.
 
 Nothing else in the daemon may wait for children.
 """

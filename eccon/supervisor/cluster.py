@@ -1,0 +1,469 @@
+"""All processes of one cluster: who may start when, and what the commands mean."""
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+from eccon import config, launch
+from eccon.config import Topology
+from eccon.launch import EncoderSlot, NoRoomError
+from eccon.model import Role, State
+from eccon.paths import ClusterPaths
+from eccon.supervisor import lives, ports
+from eccon.supervisor.board import Board
+from eccon.supervisor.context import Context
+from eccon.supervisor.listener import Listener
+from eccon.supervisor.owner import Owner
+from eccon.supervisor.probe import Prober
+from eccon.supervisor.proxylink import ProxyLink, ProxyLinkError
+from eccon.supervisor.store import Remembered, Saved, Store
+from eccon.supervisor.verdict import judge
+
+__all__ = ["Cluster", "RefusedError"]
+
+FLUSH_TIMEOUT_S = 10.0
+log = logging.getLogger(__name__)
+
+
+class RefusedError(Exception):
+    """A command that cannot be done; `status` as in HTTP."""
+
+    def __init__(self, message: str, status: int = 409) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+class Cluster:
+    """Owners by name, in display order: proxy, PD, encoders."""
+
+    def __init__(
+        self,
+        topology: Topology,
+        paths: ClusterPaths,
+        board: Board,
+        prober: Prober,
+        link: ProxyLink,
+        listener: Listener,
+        saved: Saved,
+    ) -> None:
+        self.topology = topology
+        self.paths = paths
+        self.board = board
+        self.link = link
+        self.listener = listener
+        self.wanted = saved.wanted
+        self.paused = ""
+        """Why no images go to the PD; empty when they do."""
+        self.store = Store(paths.state_file, self._gather, self._store_trouble)
+        self.context = Context(
+            topology=topology,
+            paths=paths,
+            board=board,
+            prober=prober,
+            proxy=link,
+            history=saved.history,
+            waits_for=self._waits_for,
+            stirred=self._stirred,
+            became_ready=self._became_ready,
+            flush_pd=self._flush_pd,
+            pd_lives=self._pd_lives,
+            pause_media=self._pause_media,
+        )
+        self.owners: dict[str, Owner] = {}
+        self.slots: dict[str, EncoderSlot] = {}
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._down: asyncio.Task[None] | None = None
+        self._background: set[asyncio.Task[None]] = set()
+        self.on_stir: Callable[[], None] = lambda: None
+        link.members = self._members
+        link.known = lambda name: name in self.slots
+        listener.owners = self.owners
+        listener.on_dying = self._dying
+        self._build(saved)
+
+    def _build(self, saved: Saved) -> None:
+        found = lives.find(self.paths)
+        slots = saved.slots if saved.slots is not None else launch.slots(self.topology)
+        self.slots = {slot.name: slot for slot in slots}
+        specs = [
+            launch.proxy(self.topology, self.paths, self._proxy_urls()),
+            launch.pd(self.topology, self.paths),
+            *(launch.encoder(self.topology, self.paths, slot) for slot in self.slots.values()),
+        ]
+        for spec in specs:
+            life = found.pop(spec.name, None)
+            owner = self._adopt(spec, life, saved.processes.get(spec.name, Remembered(wanted=self.wanted)))
+            self.owners[owner.name] = owner
+        for name, life in found.items():
+            # A process that the topology no longer has: it is ended, and then forgotten.
+            slot = EncoderSlot(int(name.rpartition("-")[2]), 0) if name.startswith("encoder-") else None
+            if slot is None or life.over:
+                life.close()
+                continue
+            owner = self._adopt(launch.encoder(self.topology, self.paths, slot), life, Remembered())
+            self.owners[name] = owner
+            owner.remove()
+
+    def _adopt(self, spec: launch.ProcessSpec, life: lives.Life | None, known: Remembered) -> Owner:
+        owner = Owner(self.context, spec, life)
+        owner.wanted = known.wanted
+        owner.restarts, owner.backoff.deaths = known.restarts, known.deaths
+        owner.failed = known.failed
+        owner.lived = owner.lived or known.restarts > 0
+        if life is not None and not life.died:
+            owner.ready_at = known.ready_at
+            state = State.LOADING if known.ready_at is None else State.READY
+            self.board.update(spec.name, state=state, reason="", pid=life.pid, started_at=life.started_at)
+        self.board.update(spec.name, restarts=owner.restarts)
+        owner.describe()
+        return owner
+
+    def start(self) -> None:
+        """Starts the owners' tasks: what should run is started or adopted."""
+        for owner in self.owners.values():
+            self._spawn(owner)
+        self._judge()
+
+    async def close(self) -> None:
+        """Ends the tasks. The processes go on."""
+        tasks = [*self._tasks.values(), *self._background, *([self._down] if self._down else [])]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    # Commands.
+
+    async def up(self) -> None:
+        """Everything is to run.
+
+        Raises:
+            RefusedError: a port is held by a stranger; nothing was started.
+        """
+        if not any(o.life for o in self.owners.values()):
+            self.reload()
+        idle = [o for o in self.owners.values() if o.life is None]
+        held = await asyncio.gather(*(asyncio.to_thread(o.blocked_by) for o in idle))
+        faults = [f"{o.name}: {reason}" for o, reason in zip(idle, held, strict=True) if reason]
+        if faults:
+            raise RefusedError("\n".join(faults))
+        self._stop_going_down()
+        self._want(True)
+        for owner in self.owners.values():
+            if not owner.leaving:
+                owner.start()
+
+    def down(self) -> "asyncio.Task[None]":
+        """Everything ends: the proxy first, so that it can let its requests end, then the rest together."""
+        self._want(False)
+        if self._down is None or self._down.done():
+            self._down = asyncio.create_task(self._go_down(), name="down")
+        return self._down
+
+    async def _go_down(self) -> None:
+        proxy = self.owners["proxy"]
+        rest = [o for o in self.owners.values() if o is not proxy]
+        for owner in rest:
+            # What waits or is in back-off must not start meanwhile.
+            if owner.life is None:
+                owner.stop(no_drain=True)
+        proxy.stop(no_drain=True)
+        await self.until(lambda: proxy.state is State.STOPPED, self.topology.supervisor.stop_grace_s + 3)
+        for owner in rest:
+            owner.stop(no_drain=True)
+        await self.until(lambda: all(o.state is State.STOPPED for o in self.owners.values()), None)
+
+    def _stop_going_down(self) -> None:
+        if self._down is not None:
+            self._down.cancel()
+            self._down = None
+
+    def begin(self, name: str) -> Owner:
+        """One process is to run."""
+        owner = self.owner(name)
+        self._stop_going_down()
+        self._want(True)
+        owner.start()
+        return owner
+
+    def stop(self, name: str, *, force: bool = False) -> Owner:
+        """One process is to stop, drained first."""
+        owner = self.owner(name)
+        owner.stop(force=force)
+        return owner
+
+    def restart(self, name: str, *, force: bool = False) -> Owner:
+        """One process's present life is to end, and a new one to begin."""
+        owner = self.owner(name)
+        self._stop_going_down()
+        self._want(True)
+        self.board.log(name, "restart asked for" + (" with force" if force else ""))
+        owner.restart(force=force)
+        return owner
+
+    async def add(self) -> Owner:
+        """One more encoder, on the next free device and port.
+
+        Raises:
+            RefusedError: there is none, or the cluster is down.
+        """
+        if not self.wanted:
+            msg = "the cluster is down; `up` first"
+            raise RefusedError(msg)
+        try:
+            slot = await asyncio.to_thread(
+                launch.next_slot, self.topology, tuple(self.slots.values()), ports.is_free
+            )
+        except NoRoomError as e:
+            raise RefusedError(str(e)) from e
+        if slot.name in self.owners:
+            msg = f"{slot.name} is still leaving; try again in a moment"
+            raise RefusedError(msg)
+        self.slots[slot.name] = slot
+        owner = Owner(self.context, launch.encoder(self.topology, self.paths, slot))
+        self.owners[owner.name] = owner
+        self._slots_changed()
+        self.board.log(owner.name, "added")
+        self._spawn(owner)
+        owner.start()
+        return owner
+
+    def remove(self, name: str, *, force: bool = False) -> Owner:
+        """An encoder is drained, stopped and forgotten.
+
+        Raises:
+            RefusedError: it is not an encoder.
+        """
+        owner = self.owner(name)
+        if owner.spec.role is not Role.ENCODER:
+            msg = f"{name} is no encoder; only encoders can be removed"
+            raise RefusedError(msg)
+        owner.remove(force=force)
+        return owner
+
+    def reload(self) -> None:
+        """Reads the configuration again, and applies what changed: a bad one changes nothing.
+
+        Raises:
+            RefusedError: the file cannot be used, and why.
+        """
+        try:
+            fresh = config.load(self.topology.path)
+        except config.ConfigError as e:
+            self.board.log("cluster", f"the configuration was not reloaded: {e}", "error")
+            raise RefusedError(str(e), 422) from e
+        if fresh.name != self.topology.name:
+            msg = f"{fresh.path}: name is {fresh.name!r} now; this is the daemon of {self.topology.name!r}"
+            raise RefusedError(msg, 422)
+        before, self.topology, self.context.topology = self.topology, fresh, fresh
+        if fresh == before:
+            return
+        if launch.slots(fresh) != launch.slots(before):
+            self._resize(launch.slots(fresh))
+        for name, owner in self.owners.items():
+            if not owner.leaving and (spec := self._spec(name)) != owner.spec:
+                owner.spec = spec
+                owner.describe()
+                if owner.life is not None and name != "proxy":
+                    self.board.log(name, "its configuration changed")
+                    owner.restart()
+        self.board.set_cluster(model=fresh.model.served_name or fresh.model.path)
+        self.board.log("cluster", "configuration reloaded")
+        self.store.changed()
+
+    def _resize(self, slots: tuple[EncoderSlot, ...]) -> None:
+        fresh = {slot.name: slot for slot in slots}
+        for name in [n for n in self.slots if n not in fresh]:
+            self.owners[name].remove()
+        self.slots |= fresh
+        for name in fresh.keys() - self.owners.keys():
+            owner = Owner(self.context, launch.encoder(self.topology, self.paths, fresh[name]))
+            self.owners[name] = owner
+            self._spawn(owner)
+            if self.wanted:
+                owner.start()
+        self._slots_changed()
+
+    def owner(self, name: str) -> Owner:
+        """The owner of that name.
+
+        Raises:
+            RefusedError: there is none.
+        """
+        owner = self.owners.get(name)
+        if owner is None:
+            msg = f"no process is called {name!r}; there are {', '.join(self.owners)}"
+            raise RefusedError(msg, 404)
+        return owner
+
+    async def until(self, true: Callable[[], bool], timeout: float | None) -> bool:
+        """Waits for a condition over what the board shows; False when time ran out."""
+        deadline = None if timeout is None else time.monotonic() + timeout
+        woken = asyncio.Event()
+        unlisten = self.board.listen(woken.set)
+        try:
+            while not true():
+                woken.clear()
+                left = None if deadline is None else deadline - time.monotonic()
+                try:
+                    await asyncio.wait_for(woken.wait(), left)
+                except asyncio.TimeoutError:
+                    return true()
+            return True
+        finally:
+            unlisten()
+
+    # What owners ask and tell.
+
+    def _spec(self, name: str) -> launch.ProcessSpec:
+        if name == "proxy":
+            return launch.proxy(self.topology, self.paths, self._proxy_urls())
+        if name == "pd":
+            return launch.pd(self.topology, self.paths)
+        return launch.encoder(self.topology, self.paths, self.slots[name])
+
+    def _proxy_urls(self) -> list[str]:
+        """Of the encoders whose ids the proxy would give itself: those after a gap join by its admin API."""
+        urls = []
+        for i, slot in enumerate(sorted(self.slots.values(), key=lambda s: s.index)):
+            if slot.index != i:
+                break
+            urls.append(launch.encoder(self.topology, self.paths, slot).url)
+        return urls
+
+    def _slots_changed(self) -> None:
+        self.owners["proxy"].spec = self._spec("proxy")
+        self.owners["proxy"].describe()
+        with contextlib.suppress(NoRoomError):
+            launch.next_slot(self.topology, tuple(self.slots.values()), lambda _: True)
+            self.board.set_cluster(can_add=True)
+            self.store.changed()
+            return
+        self.board.set_cluster(can_add=False)
+        self.store.changed()
+
+    def _waits_for(self, name: str) -> str:
+        pd = self.owners.get("pd")
+        if name in {"pd", "proxy"} or pd is None or pd.state is State.READY:
+            return ""
+        return f"for the PD, which is {pd.state.value}"
+
+    def _stirred(self, name: str) -> None:
+        owner = self.owners.get(name)
+        if owner and owner.state is State.STARTING:
+            self.listener.end_alarms_of(name)
+        if name == "pd":
+            for other in self.owners.values():
+                if other.state is State.WAITING:
+                    other.wake()
+        self.store.changed()
+        self._judge()
+        self.on_stir()
+
+    async def _became_ready(self, name: str) -> None:
+        if name == "pd":
+            self.paused = ""
+        await self.link.reconcile()
+
+    def _members(self) -> dict[str, str]:
+        if self.paused:
+            return {}
+        return {
+            name: self.owners[name].spec.url
+            for name in self.slots
+            if name in self.owners and self.owners[name].state is State.READY
+        }
+
+    async def _flush_pd(self) -> bool:
+        pd = self.owners["pd"]
+        if pd.state is not State.READY:
+            return False
+        model = self.topology.model
+        return await self.context.prober.flush(pd.spec, model.served_name or model.path, FLUSH_TIMEOUT_S)
+
+    def _pd_lives(self) -> bool:
+        life = self.owners["pd"].life
+        return life is not None and not life.died
+
+    async def _pause_media(self, reason: str, now: bool) -> None:
+        self.paused = reason
+        self.board.log("cluster", f"images are held off: {reason}", "warning")
+        for name in list(self.link.encoders):
+            with contextlib.suppress(ProxyLinkError):
+                await self.link.drain(name, now=now)
+
+    def _dying(self, name: str, why: str) -> None:
+        """A log line announced a death: do not wait until it is seen."""
+        owner = self.owners[name]
+        if owner.state in {State.READY, State.STALLED}:
+            owner.set_state(State.STALLED, why)
+        if owner.spec.role is Role.PD:
+            self._in_background(self._pause_media(why, True))
+
+    def _in_background(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
+        self._background.add(task)
+        task.add_done_callback(self._background.discard)
+
+    # The tasks, and what is remembered.
+
+    def _spawn(self, owner: Owner) -> None:
+        self._tasks[owner.name] = asyncio.create_task(self._run(owner), name=f"owner of {owner.name}")
+
+    async def _run(self, owner: Owner) -> None:
+        while True:
+            try:
+                await owner.run()
+            except Exception as e:  # one owner's fault must not end the others
+                log.exception("owner of %s", owner.name)
+                self.board.log(owner.name, f"supervising it failed ({e}); it is taken up again", "error")
+                await asyncio.sleep(1)
+                owner.life = lives.find(self.paths).get(owner.name)
+                continue
+            break
+        with contextlib.suppress(ProxyLinkError):
+            await self.link.leave(owner.name)
+        self.board.log(owner.name, "removed")
+        self.owners.pop(owner.name, None)
+        self.slots.pop(owner.name, None)
+        self._tasks.pop(owner.name, None)
+        self.board.remove(owner.name)
+        self._slots_changed()
+
+    def _want(self, wanted: bool) -> None:
+        self.wanted = wanted
+        self.board.set_cluster(wanted=wanted)
+        self.store.changed()
+        self._judge()
+
+    def _judge(self) -> None:
+        wanted = {o.name for o in self.owners.values() if o.wanted}
+        health, reason = judge({o.name: o.state for o in self.owners.values()}, wanted, set(self.slots))
+        self.board.set_cluster(health=health, reason=reason, wanted=self.wanted)
+
+    def _gather(self) -> Saved:
+        return Saved(
+            wanted=self.wanted,
+            config_path=str(self.topology.path),
+            slots=list(self.slots.values()),
+            processes={
+                o.name: Remembered(
+                    wanted=o.wanted,
+                    restarts=o.restarts,
+                    deaths=o.backoff.deaths,
+                    failed=o.failed,
+                    ready_at=o.ready_at,
+                )
+                for o in self.owners.values()
+            },
+            history=self.context.history,
+            events=list(self.board.events)[-200:],
+        )
+
+    def _store_trouble(self, trouble: str) -> None:
+        if trouble:
+            self.board.log("cluster", trouble, "error")
+        else:
+            self.board.log("cluster", f"{self.paths.state_file} is written again")

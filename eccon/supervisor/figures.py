@@ -1,0 +1,126 @@
+"""Once a second: rates, requests in flight, stalls; and the proxy's word on the board as it comes."""
+
+import asyncio
+import time
+from collections import deque
+
+from eccon.model import Alarm, Role, State
+from eccon.supervisor.cluster import Cluster
+from eccon.supervisor.owner import Owner
+from eccon.supervisor.stalls import StallWatch
+from eccon.supervisor.traces import Traces
+from eccon_proxy.schema import EncoderInfo, PDInfo, ProxyState
+
+__all__ = ["Figures"]
+
+EVERY_S = 1.0
+RATE_WINDOW = 10
+"""Seconds that rates are of."""
+
+
+class Figures:
+    """Joins what the proxy says to the processes on the board. `run` is its task."""
+
+    def __init__(self, cluster: Cluster, traces: Traces) -> None:
+        self.cluster = cluster
+        self.traces = traces
+        self.stalls = StallWatch()
+        self._requests_before = 0
+        self._begun_before = 0
+        self._counts: deque[tuple[float, int, int]] = deque(maxlen=RATE_WINDOW + 1)
+        self._lives: dict[str, str] = {}
+        link = cluster.link
+        link.on_trace = traces.take
+        link.on_contact = self._contact
+        link.on_change = self._proxy_says
+
+    async def run(self) -> None:
+        """The loop."""
+        while True:
+            self._rates()
+            for owner in list(self.cluster.owners.values()):
+                self._judge(owner)
+            await asyncio.sleep(EVERY_S)
+
+    def _contact(self, state: ProxyState, ids: set[str]) -> None:
+        self.traces.lost(ids)
+        # Its own count begins anew with each of its lives; ours goes on from there.
+        self._requests_before, self._begun_before = state.requests, self.traces.begun
+
+    def _proxy_says(self) -> None:
+        link, board = self.cluster.link, self.cluster.board
+        for owner in self.cluster.owners.values():
+            if owner.spec.role is Role.ENCODER:
+                info = link.encoders.get(owner.name) if link.connected else None
+                board.update(owner.name, encoder=_quantised(info))
+            elif owner.spec.role is Role.PD:
+                pds = list(link.pds.values()) if link.connected else []
+                board.update(owner.name, pd=pds[0] if pds else None)
+                if pds:
+                    self._pd_says(owner, pds[0])
+        self._inflight()
+
+    def _inflight(self) -> None:
+        t = self.traces
+        self.cluster.board.set_cluster(
+            inflight=len(t.open),
+            requests=self._requests_before + t.begun - self._begun_before,
+            ttft=t.ttft(),
+        )
+
+    def _rates(self) -> None:
+        now = time.monotonic()
+        items = sum(e.items for e in self.cluster.link.encoders.values())
+        self._counts.append((now, self.traces.begun, items))
+        then, begun, items_then = self._counts[0]
+        elapsed = now - then
+        if elapsed > 0:
+            self.cluster.board.set_cluster(
+                requests_per_s=round((self.traces.begun - begun) / elapsed, 1),
+                items_per_s=round(max(0, items - items_then) / elapsed, 1),
+            )
+        self._inflight()
+
+    def _judge(self, owner: Owner) -> None:
+        key = f"stalled:{owner.name}"
+        life = owner.life.id if owner.life else ""
+        if self._lives.get(owner.name) != life:
+            self._lives[owner.name] = life
+            self.stalls.forget(owner.name)
+            self.cluster.board.end_alarm(key)
+        if owner.spec.role is not Role.ENCODER:
+            return
+        info = self.cluster.link.encoders.get(owner.name) if self.cluster.link.connected else None
+        stuck = self.stalls.stuck_s(info) if info else None
+        alarmed = any(a.key == key for a in self.cluster.board.alarms)
+        if stuck is not None and info and owner.state in {State.READY, State.STALLED}:
+            text = f"{info.inflight} in flight, none finished for {stuck:.0f} s"
+            owner.set_state(State.STALLED, text)
+            self._alarm(key, owner.name, f"holds {info.inflight} items and finishes none")
+        elif alarmed and stuck is None:
+            self.cluster.board.end_alarm(key)
+            if owner.state is State.STALLED:
+                owner.set_state(State.READY, "")
+
+    def _pd_says(self, owner: Owner, info: PDInfo) -> None:
+        key = f"stalled:{owner.name}"
+        if info.state == "stalled" and owner.state in {State.READY, State.STALLED}:
+            owner.set_state(State.STALLED, info.reason or "requests in flight and not a byte")
+            self._alarm(key, owner.name, info.reason or "holds requests and sends nothing")
+        elif info.state == "ready" and any(a.key == key for a in self.cluster.board.alarms):
+            self.cluster.board.end_alarm(key)
+            if owner.state is State.STALLED:
+                owner.set_state(State.READY, "")
+
+    def _alarm(self, key: str, subject: str, text: str) -> None:
+        alarm = Alarm(
+            key=key, subject=subject, text=text, since=time.time(), severity="critical", help="restart"
+        )
+        self.cluster.board.raise_alarm(alarm)
+
+
+def _quantised(info: EncoderInfo | None) -> EncoderInfo | None:
+    """Without what moves by itself: a console counts seconds on its own."""
+    if info is None or info.inflight:
+        return info
+    return info

@@ -1,0 +1,97 @@
+"""Watches one life: when it is ready, and whether it still is.
+
+Ready means: its health endpoint says so, `/v1/models` names our model, and it is our own child that lives.
+"""
+
+import asyncio
+import time
+from typing import TYPE_CHECKING
+
+from eccon.model import Role, State
+from eccon.supervisor.lives import Life
+
+if TYPE_CHECKING:
+    from eccon.supervisor.owner import Owner
+
+__all__ = ["HealthWatch"]
+
+UNWELL_AFTER = 3
+"""Probes in a row that must fail before a ready process is called stalled: no flapping."""
+MODEL_EVERY_S = 30.0
+
+
+class HealthWatch:
+    """Probes until cancelled. Changes its owner's state between starting, loading, ready and stalled only."""
+
+    def __init__(self, owner: "Owner", life: Life) -> None:
+        self.owner = owner
+        self.life = life
+        self.unwell = 0
+        self.model_at = 0.0
+
+    async def run(self) -> None:
+        """The loop. Ends when the process has died."""
+        policy = self.owner.context.topology.supervisor
+        while not self.life.died:
+            if self.owner.state in {State.READY, State.STALLED}:
+                await self._still_ready()
+                await asyncio.sleep(policy.probe_interval_s)
+            elif self.owner.state in {State.DRAINING, State.STOPPING, State.BLOCKED}:
+                await asyncio.sleep(policy.probe_interval_s)
+            else:
+                await self._maybe_ready()
+                await asyncio.sleep(min(0.25, policy.probe_interval_s))
+
+    async def _maybe_ready(self) -> None:
+        owner, context = self.owner, self.owner.context
+        policy = context.topology.supervisor
+        health = await context.prober.health(owner.spec)
+        reason = health.reason
+        if health.ok:
+            named = await self._names_our_model()
+            if named == "" and not self.life.died:
+                await owner.became_ready(self.life)
+                return
+            reason = named
+        if self.life.died:
+            return
+        if owner.state not in {State.STARTING, State.LOADING}:
+            owner.set_state(State.STARTING, "")
+        if not health.refused and reason and not health.ok:
+            owner.set_state(State.LOADING, reason)
+        elif health.ok:
+            owner.set_state(owner.state, reason)
+        owner.estimate()
+        waited = time.time() - self.life.started_at
+        if waited > policy.start_timeout_s:
+            owner.doom = f"not ready after {policy.start_timeout_s:g} s: {reason}"
+            owner.wake()
+
+    async def _still_ready(self) -> None:
+        owner = self.owner
+        health = await owner.context.prober.health(owner.spec)
+        reason = health.reason
+        if health.ok and time.monotonic() - self.model_at > MODEL_EVERY_S:
+            reason = await self._names_our_model()
+        if self.life.died or owner.state not in {State.READY, State.STALLED}:
+            return
+        if not reason:
+            if self.unwell >= UNWELL_AFTER and owner.state is State.STALLED:
+                await owner.became_ready(self.life)
+            self.unwell = 0
+            return
+        self.unwell += 1
+        if self.unwell >= UNWELL_AFTER or health.dead:
+            self.unwell = max(self.unwell, UNWELL_AFTER)
+            owner.set_state(State.STALLED, reason)
+
+    async def _names_our_model(self) -> str:
+        """Empty when it serves our model; else what is wrong."""
+        owner, context = self.owner, self.owner.context
+        if owner.spec.role is Role.PROXY:
+            return ""
+        model = context.topology.model
+        health = await context.prober.serves(owner.spec, {model.served_name or model.path})
+        if health.ok:
+            self.model_at = time.monotonic()
+        return health.reason

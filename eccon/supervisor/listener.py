@@ -1,0 +1,160 @@
+"""What the children tell: by their logs (connector events, milestones, announced deaths) and by /proc."""
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Callable
+
+from eccon.model import Alarm, Role, State
+from eccon.paths import ClusterPaths
+from eccon.signals import milestones
+from eccon.signals.connector import ItemEvent, Notice, parse
+from eccon.signals.tail import Tail
+from eccon.signals.transfers import Transfers
+from eccon.signals.usage import Usage
+from eccon.supervisor.board import Board
+from eccon.supervisor.logs import log_path
+from eccon.supervisor.owner import Owner
+from eccon.supervisor.traces import Traces
+
+__all__ = ["Listener"]
+
+READ_EVERY_S = 0.2
+READ_BYTES = 4 * 2**20
+FIGURES_EVERY_S = 2.0
+BACK_BYTES = 256 * 1024
+"""How far a new daemon reads back in the log of a process that it adopted."""
+MIB = 2**20
+
+
+class Listener:
+    """Two tasks, `read_logs` and `take_figures`, over whatever owners there are."""
+
+    def __init__(self, paths: ClusterPaths, board: Board, traces: Traces) -> None:
+        self.paths = paths
+        self.board = board
+        self.traces = traces
+        self.transfers = Transfers()
+        self.owners: dict[str, Owner] = {}
+        self.on_dying: Callable[[str, str], None] = lambda _name, _why: None
+        """A process's log says that it will exit."""
+        self._tails: dict[str, Tail] = {}
+        self._usage = Usage()
+        self._fresh: set[str] = set()
+        """Encoders with deliveries since the last figures."""
+
+    async def read_logs(self) -> None:
+        """Reads what is new, five times a second."""
+        while True:
+            for name, owner in list(self.owners.items()):
+                await self._read(name, owner)
+            for name in self._tails.keys() - self.owners.keys():
+                self._tails.pop(name).close()
+                self.transfers.forget(name)
+            self._show_transfers()
+            await asyncio.sleep(READ_EVERY_S)
+
+    async def _read(self, name: str, owner: Owner) -> None:
+        if owner.spec.role is Role.PROXY:
+            return
+        tail = self._tails.get(name)
+        if tail is None:
+            # A process that runs already was adopted: what it said a moment ago still counts.
+            path = log_path(self.paths, name)
+            tail = self._tails[name] = Tail(
+                path, back=BACK_BYTES if owner.life else 0 if path.exists() else None
+            )
+        lost = tail.lost
+        lines = tail.read(READ_BYTES)
+        if tail.lost != lost:
+            self.board.log(
+                name, "its log grew faster than it could be read; some lines went unseen", "warning"
+            )
+        if not lines:
+            return
+        # What stands before the shim's first line of this life was said by an earlier one.
+        now_living = lines[max(0, lines.rfind(b"eccon: started pid ")) :]
+        if owner.state in {State.STARTING, State.LOADING}:
+            for step in milestones.steps(now_living):
+                owner.milestone(step)
+        for event in parse(lines):
+            if isinstance(event, ItemEvent):
+                self._item(name, event)
+        for event in parse(now_living):
+            if isinstance(event, Notice):
+                self._notice(name, owner, event)
+        # One flood must not keep the others, or the control API, waiting.
+        await asyncio.sleep(0)
+
+    def _item(self, name: str, event: ItemEvent) -> None:
+        delivery = self.transfers.feed(name, event)
+        if delivery:
+            self._fresh.add(delivery.encoder)
+            self.traces.deliver(delivery)
+
+    def _notice(self, name: str, owner: Owner, notice: Notice) -> None:
+        if owner.life is None:
+            return
+        key = f"{notice.key}:{owner.life.id}"
+        if any(a.key == key for a in self.board.alarms):
+            return
+        if notice.severity == "info":
+            self.board.log(name, notice.text)
+            return
+        self.board.log(name, notice.text, "error" if notice.severity == "critical" else "warning")
+        self.board.raise_alarm(
+            Alarm(key=key, subject=name, text=notice.text, since=time.time(), severity=notice.severity)
+        )
+        if notice.key == "dying":
+            self.on_dying(name, notice.text)
+
+    def _show_transfers(self) -> None:
+        for encoder in self._fresh:
+            self.board.update(encoder, transfer=self.transfers.of(encoder))
+        if self._fresh:
+            self.board.set_cluster(transfer=self.transfers.overall(), transfer_source="log")
+            self._fresh.clear()
+
+    async def take_figures(self) -> None:
+        """CPU, memory and lost log lines, every two seconds."""
+        while True:
+            mains = {
+                n: o.life.pid for n, o in self.owners.items() if o.life and o.life.pid and not o.life.died
+            }
+            figures = await asyncio.to_thread(self._usage.sample, mains)
+            for name, f in figures.items():
+                owner = self.owners.get(name)
+                if owner and owner.life and owner.life.pid == mains[name]:
+                    rss = round(f.rss_bytes / (4 * MIB)) * 4 * MIB
+                    self.board.update(name, cpu_percent=f.cpu_percent, rss_bytes=rss)
+            self._count_lost()
+            await asyncio.sleep(FIGURES_EVERY_S)
+
+    def _count_lost(self) -> None:
+        dropped = sum(o.life.dropped for o in self.owners.values() if o.life)
+        dropped += sum(t.lost for t in self._tails.values())
+        if dropped > self.board.cluster.lost_log_lines:
+            self.board.raise_alarm(
+                Alarm(
+                    key="lost-lines",
+                    subject="cluster",
+                    text="log lines are being lost: is the disk full?",
+                    since=time.time(),
+                )
+            )
+        else:
+            self.board.end_alarm("lost-lines")
+        self.board.set_cluster(lost_log_lines=dropped)
+
+    def end_alarms_of(self, name: str) -> None:
+        """A new life of a process: what was announced in the old one is past."""
+        for alarm in self.board.alarms:
+            with contextlib.suppress(ValueError):
+                kind, life = alarm.key.split(":", 1)
+                if life.rpartition("@")[0] == name and kind:
+                    self.board.end_alarm(alarm.key)
+
+    def close(self) -> None:
+        """Lets go of the files."""
+        for tail in self._tails.values():
+            tail.close()

@@ -1,0 +1,362 @@
+"""One task for one process: brings it to what is wanted, one step at a time.
+
+Commands only say what is wanted and wake the task, so that they are idempotent and any number of them ends in
+the last state asked for. A restart names the life that it ends: asked for twice it is done once.
+"""
+
+import asyncio
+import contextlib
+import time
+from typing import Literal
+
+import msgspec
+
+from eccon.launch import ProcessSpec
+from eccon.model import Exit, Milestone, Process, Role, State
+from eccon.signals.milestones import Step
+from eccon.supervisor import drain, lives, logs, ports
+from eccon.supervisor.backoff import Backoff
+from eccon.supervisor.context import Context
+from eccon.supervisor.health import HealthWatch
+from eccon.supervisor.secrets import shown
+
+__all__ = ["Owner"]
+
+BLOCKED_LOOK_S = 3.0
+"""How often a held port is looked at again."""
+LAST_LINES = 20
+RUNNING = (State.STARTING, State.LOADING, State.READY, State.STALLED, State.DRAINING)
+
+
+class Owner:
+    """Owns the process of `spec`; nobody else starts or stops it. `run` is its task."""
+
+    def __init__(self, context: Context, spec: ProcessSpec, life: lives.Life | None = None) -> None:
+        self.context = context
+        self.spec = spec
+        self.life = life
+        self.wanted = False
+        self.leaving = False
+        """It is to end for good: an encoder that was removed."""
+        self.backoff = Backoff()
+        self.failed = ""
+        """Why it is given up; empty while it is not."""
+        self.retry_at = 0.0
+        self.restarts = 0
+        self.lived = life is not None
+        self.ready_at: float | None = None
+        """Unix time of becoming ready in this life."""
+        self.doom = ""
+        """Why this life must end though it is wanted: it did not become ready in time."""
+        self.force = False
+        self.no_drain = False
+        self._restart_of = ""
+        self._waker = asyncio.Event()
+        self._reached: dict[str, float] = {}
+        self._step: Step | None = None
+        self._step_at = 0.0
+        process = Process(
+            name=spec.name, role=spec.role, state=State.STOPPED, since=time.time(), wanted=False
+        )
+        context.board.put(process)
+        self.describe()
+
+    @property
+    def name(self) -> str:
+        """Of the process."""
+        return self.spec.name
+
+    @property
+    def process(self) -> Process:
+        """As the board shows it."""
+        process = self.context.board.process(self.name)
+        assert process is not None  # noqa: S101  put there by the constructor, removed after the task
+        return process
+
+    @property
+    def state(self) -> State:
+        """As the board shows it."""
+        return self.process.state
+
+    @property
+    def settled(self) -> bool:
+        """Whether nothing more will happen by itself."""
+        if self._restart_of or self.leaving:
+            return False
+        if not self.wanted:
+            return self.state is State.STOPPED
+        return self.state in {State.READY, State.FAILED, State.BLOCKED}
+
+    def describe(self) -> None:
+        """What the topology says of it, onto the board."""
+        s = self.spec
+        self.context.board.update(
+            self.name, device=s.device, port=s.port, url=s.url, argv=shown(s.argv), wanted=self.wanted
+        )
+
+    # Commands. Each returns at once.
+
+    def start(self) -> None:
+        """It is wanted; a process that was given up is tried afresh."""
+        self.wanted, self.no_drain, self.force = True, False, False
+        if self.life is None:
+            self.backoff.reset()
+            self.failed, self.retry_at = "", 0.0
+        self.wake()
+
+    def stop(self, *, force: bool = False, no_drain: bool = False) -> None:
+        """It is not wanted."""
+        self.wanted, self._restart_of = False, ""
+        self.force, self.no_drain = force, no_drain
+        self.wake()
+
+    def restart(self, *, force: bool = False) -> None:
+        """Its present life ends, and it is wanted."""
+        if self.life is not None and not self.life.died:
+            self._restart_of = self.life.id
+        self.start()
+        self.force = force
+
+    def remove(self, *, force: bool = False) -> None:
+        """It is not wanted, and its task ends when it is stopped."""
+        self.leaving = True
+        self.stop(force=force)
+
+    def wake(self) -> None:
+        """Something happened that the task should look at."""
+        self.context.board.update(self.name, wanted=self.wanted)
+        self._waker.set()
+
+    def milestone(self, step: Step) -> None:
+        """Its log showed a step of its start."""
+        if self.life is None or self.state not in {State.STARTING, State.LOADING}:
+            return
+        if self._step and step.fraction <= self._step.fraction:
+            return
+        now = time.time()
+        self._step, self._step_at = step, now
+        self._reached.setdefault(step.text, now - self.life.started_at)
+        self._set(State.LOADING, step.text)
+        self.estimate()
+
+    def estimate(self) -> None:
+        """The milestone with the seconds that are left, onto the board. Coarse, so that it rarely changes."""
+        if self.life is None or self.state not in {State.STARTING, State.LOADING}:
+            return
+        text = self._step.text if self._step else "starting"
+        since = time.time() - (self._step_at if self._step else self.life.started_at)
+        left = self.context.history.remaining(
+            self.spec.role.value, self._step.text if self._step else None, since
+        )
+        eta = None if left is None else float(round(left) if left < 20 else 5 * round(left / 5))
+        fraction = round(self._step.fraction, 2) if self._step else 0.0
+        self.context.board.update(self.name, milestone=Milestone(text=text, fraction=fraction, eta_s=eta))
+
+    # The task.
+
+    async def run(self) -> None:
+        """Until the process has left, or the task is cancelled (then the process goes on)."""
+        try:
+            while not (self.leaving and self.life is None):
+                await self._next()
+        finally:
+            if self.life is not None:
+                self.life.close()
+
+    async def _next(self) -> None:
+        """One step towards what is wanted."""
+        if self.life is not None:
+            await self._live(self.life)
+            return
+        self._restart_of = ""
+        wait = self.retry_at - time.time()
+        if not self.wanted:
+            self._set(State.STOPPED, "")
+            await self._woken()
+        elif self.failed:
+            self._set(State.FAILED, self.failed)
+            await self._woken()
+        elif wait > 0:
+            self._set(State.BACKOFF, self.process.reason)
+            await self._woken(wait)
+        elif reason := self.context.waits_for(self.name):
+            self._set(State.WAITING, reason)
+            await self._woken()
+        elif holder := await asyncio.to_thread(self.blocked_by):
+            self._set(State.BLOCKED, holder)
+            await self._woken(BLOCKED_LOOK_S)
+        else:
+            await self._begin()
+
+    def blocked_by(self) -> str:
+        """Who holds one of its ports; empty when all are free. Must not be asked while it runs."""
+        for port in self.spec.ports:
+            host = self.spec.host if port == self.spec.port else ""
+            if holder := ports.holder(port, host):
+                return str(holder)
+        return ""
+
+    async def _begin(self) -> None:
+        board = self.context.board
+        if self.lived:
+            self.restarts += 1
+        self.lived = True
+        self._set(State.STARTING, "")
+        board.update(self.name, restarts=self.restarts, retry_at=None, last_lines=(), milestone=None)
+        try:
+            self.life = await lives.begin(self.context.topology, self.context.paths, self.spec)
+        except lives.LifeError as e:
+            board.log(self.name, str(e), "error")
+            self._count_death(str(e))
+            return
+        self._reached, self._step = {}, None
+        self.ready_at, self.doom = None, ""
+
+    async def _live(self, life: lives.Life) -> None:
+        """From start or adoption to the end of the whole tree."""
+        life.on_end(self._waker.set)
+        self.context.board.update(self.name, pid=life.pid, started_at=life.started_at)
+        health = HealthWatch(self, life)
+        watch = asyncio.create_task(health.run(), name=f"health of {self.name}")
+        asked = ""
+        try:
+            while not life.died:
+                await self._keep_shim(life)
+                if self._must_end(life) and (asked := await self._wind_down(life)):
+                    break
+                await self._woken()
+        finally:
+            watch.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await watch
+        await self._bury(life, asked)
+
+    def _must_end(self, life: lives.Life) -> bool:
+        return not self.wanted or self.leaving or self._restart_of == life.id or bool(self.doom)
+
+    async def _wind_down(self, life: lives.Life) -> Literal["", "stop", "doom"]:
+        """Drains and stops. Empty when it is wanted again meanwhile, or died before it was told to stop."""
+        if not self.no_drain and not self.doom and self.state in {State.READY, State.STALLED}:
+            go_on = await drain.drain(self, life, lambda: self._must_end(life), self._woken)
+            if not go_on:
+                return ""
+        self._set(State.STOPPING, f"ends within {self.context.topology.supervisor.stop_grace_s:g} s")
+        await self._keep_shim(life)
+        life.stop()
+        return "doom" if self.doom else "stop"
+
+    async def _bury(self, life: lives.Life, asked: str) -> None:
+        """Waits until nothing of it lives, and records how it ended."""
+        if not asked:
+            self._set(State.STOPPING, "died; what it left behind is being ended")
+        kill_at = time.time() + self.context.topology.supervisor.stop_grace_s
+        forced = False
+        while not life.over:
+            await self._keep_shim(life)
+            if asked and self.force and not forced:
+                life.kill()
+                forced = True
+            if stuck := life.unkillable:
+                self._set(State.BLOCKED, f"pid {', '.join(map(str, stuck))} cannot be killed")
+            elif asked and (left := round(kill_at - time.time())) >= 0:
+                self._set(State.STOPPING, f"killing it in {left} s")
+            await self._woken(1.0)
+        end = life.exit() or Exit(at=time.time())
+        end = msgspec.structs.replace(end, asked=asked == "stop")
+        life.close()
+        self.life = None
+        board = self.context.board
+        board.update(self.name, pid=None, exit=end, milestone=None, cpu_percent=None, rss_bytes=None)
+        if asked == "stop":
+            board.log(self.name, "stopped" if end.signal is None else f"stopped by signal {end.signal}")
+            return
+        how = self.doom or describe_exit(end)
+        lines = await asyncio.to_thread(logs.last_lines, self.context.paths, self.name, LAST_LINES)
+        board.update(self.name, last_lines=tuple(lines))
+        board.log(self.name, how, "error")
+        self._count_death(how)
+
+    async def _keep_shim(self, life: lives.Life) -> None:
+        """A killed shim is replaced, so that the log is drained on and the end is seen."""
+        if not life.shim.ended.is_set() or life.over:
+            return
+        try:
+            await life.revive_shim(lives.environment(self.spec))
+        except (OSError, lives.LifeError) as e:
+            self.context.board.log(self.name, f"its shim was killed and cannot be replaced: {e}", "error")
+            await asyncio.sleep(1)
+            return
+        if not life.died:
+            self.context.board.log(self.name, "its shim was killed; a new one took over", "warning")
+        life.on_end(self._waker.set)
+        if self.state is State.STOPPING:
+            life.stop()
+
+    def _count_death(self, how: str) -> None:
+        policy = self.context.topology.supervisor
+        healthy = time.time() - self.ready_at if self.ready_at else 0.0
+        self.ready_at = None
+        wait = self.backoff.died(policy, healthy)
+        if not self.wanted:
+            return
+        if wait is None:
+            self.failed = f"{how}; given up after {self.backoff.deaths} deaths in a row"
+            self._set(State.FAILED, self.failed)
+        else:
+            self.retry_at = time.time() + wait
+            self.context.board.update(self.name, retry_at=self.retry_at)
+            self._set(State.BACKOFF, how)
+
+    async def became_ready(self, life: lives.Life) -> None:
+        """Its health watch found it ready, for the first time in this life or again."""
+        first = self.ready_at is None
+        now = time.time()
+        if first:
+            self.ready_at = now
+            if self._reached or self._step is None:
+                self.context.history.add(self.spec.role.value, self._reached, now - life.started_at)
+        self.context.board.update(self.name, milestone=None)
+        self._set(State.READY, "")
+        if first:
+            self.context.board.log(self.name, f"ready after {now - life.started_at:.1f} s")
+        await self.context.became_ready(self.name)
+
+    def set_state(self, state: State, reason: str) -> None:
+        """For its health watch and drain: they run within this task's life."""
+        self._set(state, reason)
+
+    def _set(self, state: State, reason: str) -> None:
+        before = self.process
+        if before.state is state:
+            self.context.board.update(self.name, reason=reason)
+            return
+        self.context.board.update(self.name, state=state, reason=reason, since=time.time())
+        told = f"{before.state.value} → {state.value}" + (f": {reason}" if reason else "")
+        bad = state in {State.FAILED, State.BLOCKED, State.STALLED, State.BACKOFF}
+        self.context.board.log(self.name, told, "warning" if bad else "info")
+        self.context.stirred(self.name)
+
+    async def _woken(self, timeout: float | None = None) -> None:
+        """Until something happened, at most `timeout` seconds."""
+        with contextlib.suppress(asyncio.TimeoutError):
+            await asyncio.wait_for(self._waker.wait(), timeout)
+        self._waker.clear()
+
+
+def describe_exit(end: Exit) -> str:
+    """How it ended, in words."""
+    if end.signal is not None:
+        return f"killed by signal {end.signal}"
+    if end.code is None:
+        return "died; its exit status is unknown"
+    return f"exited with code {end.code}" + (" without being asked" if end.code == 0 else "")
+
+
+def is_up(state: State) -> bool:
+    """Whether a process in that state has something that runs."""
+    return state in RUNNING or state is State.STOPPING
+
+
+def is_encoder(owner: Owner) -> bool:
+    """Whether it is an encoder's."""
+    return owner.spec.role is Role.ENCODER
