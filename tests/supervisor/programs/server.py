@@ -60,9 +60,13 @@ def serve(port: int, model: str, child: "subprocess.Popen[bytes]") -> None:
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
 
-            def do_GET(self) -> None: body = json.dumps({"data": [{"id": model, "root": model}]} if "models"
-            in self.path else {}).encode() self.send_response(200) self.send_header("content-length",
-            str(len(body))) self.end_headers() self.wfile.write(body)
+        def do_GET(self) -> None:
+            answer = {"data": [{"id": model, "root": model}]} if "models" in self.path else {}
+            body = json.dumps(answer).encode()
+            self.send_response(200)
+            self.send_header("content-length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
 
         def do_POST(self) -> None:
             self.rfile.read(int(self.headers["content-length"]))
