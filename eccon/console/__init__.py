@@ -1,1 +1,34 @@
-"""The Textual console: draws the daemon's state."""
+"""The Textual console: draws the daemon's state, and sends what the operator asks for.
+
+Importing this package costs nothing: Textual is imported by `run`, when a terminal is known to be there.
+"""
+
+from pathlib import Path
+
+from eccon.console.terminal import refuse_reason
+
+__all__ = ["refuse_reason", "run"]
+
+
+def run(
+    client_socket: Path, *, on_quit_ask: bool = True, read_only: bool = False, theme: str | None = None
+) -> int:
+    """Draws the cluster behind the daemon's control socket until the operator leaves.
+
+    Args:
+        on_quit_ask: on leaving ask whether the servers are to be stopped; else leave at once.
+        read_only: no command is sent to the daemon.
+        theme: a theme's name; None for the one last chosen, or the default.
+
+    Returns:
+        0; 1 after a crash (its traceback is on the restored screen); 128 + n after signal n;
+        2 when this terminal cannot show the console (the reason is on stderr).
+    """
+    if reason := refuse_reason():
+        import sys  # noqa: PLC0415  only here is written
+
+        sys.stderr.write(f"eccon: {reason}\n")
+        return 2
+    from eccon.console.app import open_on  # noqa: PLC0415  Textual is imported only now
+
+    return open_on(client_socket, on_quit_ask=on_quit_ask, read_only=read_only, theme=theme)

@@ -1,0 +1,345 @@
+"""The app: holds the daemon's state, draws the screen at hand, and carries out the table of actions."""
+
+import asyncio
+import os
+import signal
+import time
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, ClassVar
+
+from rich.color import ColorSystem
+from textual._compositor import ChopsUpdate, LayoutUpdate
+from textual.app import App, SystemCommand
+from textual.binding import Binding, BindingType
+from textual.driver import Driver
+from textual.filter import LineFilter
+from textual.screen import Screen
+from textual.timer import Timer
+
+from eccon.console import actions, filters, keymap, terminal, themes
+from eccon.console.deeds import Deeds
+from eccon.console.draw.flow import WINDOWS
+from eccon.console.draw.text import Line, clean
+from eccon.console.driver import ConsoleDriver
+from eccon.console.history import History
+from eccon.console.paint import Painter
+from eccon.console.screens.base import ConsoleScreen
+from eccon.console.screens.overview import Overview
+from eccon.model import Change, ClusterInfo, ClusterState, State, Trace
+
+__all__ = ["ConsoleApp", "open_on"]
+
+TICK_S, SLOW_TICK_S = 0.5, 3.0
+"""The least time between two frames that nobody asked for with a key."""
+
+LIVELY = {State.STARTING, State.LOADING, State.BACKOFF, State.DRAINING, State.STOPPING}
+MESSAGE_S = 6.0
+
+
+class ConsoleApp(Deeds, App[int]):
+    """Draws one cluster."""
+
+    CSS_PATH = "styles.tcss"
+    TITLE = "eccon"
+    ENABLE_COMMAND_PALETTE = True
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("ctrl+c", "interrupt", show=False, priority=True, system=True),
+        Binding("ctrl+q", "act('quit')", show=False, priority=True),
+    ]
+
+    def __init__(
+        self,
+        socket: Path,
+        *,
+        on_quit_ask: bool = True,
+        read_only: bool = False,
+        theme: str | None = None,
+        environ: dict[str, str] | None = None,
+    ) -> None:
+        environ = dict(os.environ) if environ is None else environ
+        self.no_colours = terminal.no_colour(environ)
+        self.low_bandwidth = terminal.low_bandwidth(environ)
+        self._own_filters: list[LineFilter] = []
+        if self.no_colours:
+            self._own_filters.append(filters.NoColour())
+        if terminal.ascii_only(environ):
+            self._own_filters.append(filters.Ascii())
+        self.theme_files, problems = themes.load_all()
+        self.settings, wrong = keymap.load(themes.user_directory() / "console.toml")
+        self._problems = problems + wrong
+        chosen = self._first_theme(theme)
+        self.palette = themes.Palette(self.theme_files[chosen])
+        super().__init__(driver_class=ConsoleDriver)
+        for file in self.theme_files.values():
+            self.register_theme(file.textual())
+        self.theme = chosen
+        self.animation_level = "none"
+        system = ColorSystem.TRUECOLOR
+        if self.console.color_system in ("256", "standard"):
+            system = {"256": ColorSystem.EIGHT_BIT, "standard": ColorSystem.STANDARD}[
+                self.console.color_system
+            ]
+        self.painter = Painter(system)
+        self.set_keymap(self.settings.keys)
+        self.socket = socket
+        self.on_quit_ask = on_quit_ask
+        self.read_only = read_only
+        self.bell_on = self.settings.bell
+        self.state = ClusterState(cluster=ClusterInfo(name="…"))
+        self.lost = ""
+        self.faded = False
+        self.history = History()
+        self.window = WINDOWS[1]
+        self.acknowledged: set[str] = set()
+        self.message: Line = []
+        self.prompts: list[Any] = []
+        self._known_alarms: set[str] = set()
+        self._message_timer: Timer | None = None
+        self._frame_timer: Timer | None = None
+        self._last_frame = 0.0
+        self._next_tick: Timer | None = None
+
+    def _first_theme(self, asked: str | None) -> str:
+        """The theme to begin with; one that is not there is reported and the default taken."""
+        if self.no_colours:
+            return themes.NO_COLOUR
+        wanted = asked or self.settings.theme or (themes.NO_COLOUR if self.low_bandwidth else themes.DEFAULT)
+        if wanted not in self.theme_files:
+            self._problems.append(f"there is no theme {wanted!r}: {', '.join(sorted(self.theme_files))}")
+            wanted = themes.DEFAULT
+        return wanted
+
+    # Life
+
+    def get_default_screen(self) -> Screen[Any]:
+        """The overview is the first screen, so that nothing else is painted before."""
+        return Overview()
+
+    def get_line_filters(self) -> list[LineFilter]:
+        """The last step before the terminal."""
+        return self._own_filters if self.no_colours else [*super().get_line_filters(), *self._own_filters]
+
+    def on_mount(self) -> None:
+        loop = asyncio.get_running_loop()
+        if not self.is_headless:
+            for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
+                if signal.getsignal(number) is not signal.SIG_IGN:
+                    loop.add_signal_handler(number, self.exit, None, 128 + number)
+        self.app_resume_signal.subscribe(self, self._resumed)
+        self.app_suspend_signal.subscribe(self, lambda _: None)
+        self.theme_changed_signal.subscribe(self, self._themed)
+        if self._problems:
+            self.say("; ".join(self._problems), "warn", 15.0)
+        self.call_after_refresh(self._connect)
+
+    def _connect(self) -> None:
+        """After the first paint: what talks to the daemon is imported and started."""
+        from eccon.console.link import Link  # noqa: PLC0415  only after something is on the screen
+
+        self.link = Link(self.socket)
+        self.run_worker(self.link.watch(self), group="watch")
+
+    def _resumed(self, _: object) -> None:
+        self.painter.forget()
+        self.screen.refresh()
+
+    def _themed(self, _: object) -> None:
+        self.palette = themes.Palette(self.theme_files[self.theme])
+        for screen in self.screen_stack:
+            screen.refresh()
+            for widget in screen.query("*"):
+                widget.refresh()
+        self.redraw()
+
+    # State
+
+    def take(self, item: ClusterState | Change) -> None:
+        """A snapshot or a change from the daemon."""
+        self.state = item if isinstance(item, ClusterState) else self.state.apply(item)
+        self._alarm()
+        self.changed()
+
+    def connection(self, lost: str) -> None:
+        """Says whether the daemon answers; the last state stays, greyed."""
+        lost = f"daemon lost: {lost}" if lost else ""
+        if lost == self.lost:
+            return
+        self.lost = lost
+        if self.faded != bool(lost):
+            self.faded = bool(lost)
+            for widget in self.screen.query("Lines"):
+                widget.refresh()
+        self.redraw()
+
+    def _alarm(self) -> None:
+        keys = {a.key for a in self.state.alarms}
+        if keys - self._known_alarms and self.bell_on:
+            self.bell()
+        self._known_alarms = keys
+        self.acknowledged &= keys
+
+    def changed(self) -> None:
+        """Draws soon: at most so often that a busy cluster costs few bytes."""
+        if self._frame_timer is None:
+            since = time.monotonic() - self._last_frame
+            least = SLOW_TICK_S if self.low_bandwidth else TICK_S
+            self._frame_timer = self.set_timer(max(0.02, least - since), self._frame)
+
+    def _frame(self) -> None:
+        self._frame_timer = None
+        self._last_frame = time.monotonic()
+        self.history.feed(self.state, time.time())
+        self.redraw()
+
+    def redraw(self) -> None:
+        """Draws the screen at hand now; lines that stay the same cost nothing."""
+        with self.batch_update():
+            for screen in self.screen_stack:
+                if isinstance(screen, ConsoleScreen):
+                    screen.draw()
+        self._schedule_tick()
+
+    def _schedule_tick(self) -> None:
+        """Figures that grow by themselves: each second while something is under way, else with the minute."""
+        if self._next_tick is not None:
+            self._next_tick.stop()
+        now = time.time()
+        state = self.state
+        lively = not self.lost and (
+            any(p.state in LIVELY or (p.started_at or 0) > now - 60 for p in state.processes)
+            or any(t.status == 0 for t in state.traces[-50:])
+            or any(a.since > now - 60 for a in state.alarms)
+            or state.cluster.requests_per_s > 0
+        )
+        wait = (SLOW_TICK_S if self.low_bandwidth else 1.0) if lively else 60.0 - now % 60 + 0.01
+        self._next_tick = self.set_timer(wait, self._frame)
+
+    @property
+    def log_tick_s(self) -> float:
+        """Time between two frames of a log that grows."""
+        return SLOW_TICK_S if self.low_bandwidth else TICK_S
+
+    # Terminal
+
+    def _display(self, screen: Screen[Any], renderable: Any) -> None:
+        """Sends what differs from the terminal's content; a terminal that is behind gets the next frame instead."""
+        try:
+            driver = self._driver
+            if (
+                renderable is None
+                or self._batch_count
+                or not self._running
+                or self._closed
+                or self.is_headless
+            ):
+                return
+            if not isinstance(renderable, LayoutUpdate | ChopsUpdate) or driver is None:
+                super()._display(screen, renderable)
+                return
+            if self._behind(driver):
+                return
+            self.painter.resize(*self.size)
+            cells = self.painter.paint(renderable)
+            cursor = self.screen.outer_size.clamp_offset(self.cursor_position)
+            if cells or cursor != self._previous_cursor_position:
+                self._previous_cursor_position = cursor
+                self._begin_update()
+                driver.write(f"{cells}\x1b[{cursor.y + 1};{cursor.x + 1}H")
+                self._end_update()
+                driver.flush()
+        finally:
+            self.post_display_hook()
+
+    def _behind(self, driver: Driver) -> bool:
+        if not isinstance(driver, ConsoleDriver):
+            return False
+        if driver.gone:
+            self.exit(return_code=129)
+            return True
+        if driver.busy:
+            self.set_timer(0.2, lambda: self.screen.refresh())
+            return True
+        return False
+
+    def _fatal_error(self) -> None:
+        """As Textual, but without the values of variables: they may be secrets."""
+        from rich.segment import Segments  # noqa: PLC0415  only after a crash
+        from rich.traceback import Traceback  # noqa: PLC0415  only after a crash
+
+        trace = Traceback(show_locals=False, width=None)
+        self._exit_renderables.append(Segments(self.console.render(trace, self.console.options)))
+        self._close_messages_no_wait()
+
+    # Actions
+
+    def action_act(self, name: str) -> None:
+        """Carries out the action of that name (bindings point here)."""
+        self.act(name)
+
+    def act(self, name: str) -> None:
+        """Finds the action's handler at the screen, then here, and calls it."""
+        action = actions.by_name(name)
+        if action.mutates and self.read_only:
+            self.say(f"{action.title}: this console is read-only", "warn")
+            return
+        handler = getattr(self.screen, f"act_{name}", None) or getattr(self, f"act_{name}", None)
+        if handler is not None:
+            handler()
+
+    def say(self, text: str, token: str = "text", seconds: float = MESSAGE_S) -> None:
+        """Shows a message in the place of the footer for a while."""
+        self.message = [(clean(text), token)] if text else []
+        if self._message_timer is not None:
+            self._message_timer.stop()
+        self._message_timer = self.set_timer(seconds, self._unsay) if text else None
+        self.redraw()
+
+    def _unsay(self) -> None:
+        self._message_timer = None
+        self.message = []
+        self.redraw()
+
+    def next_window(self) -> None:
+        """The next span of the charts."""
+        self.window = WINDOWS[(WINDOWS.index(self.window) + 1) % len(WINDOWS)]
+        self.say(f"charts span {self.window // 60} min")
+
+    def get_system_commands(self, screen: Screen[Any]) -> Iterable[SystemCommand]:
+        """The palette's entries: the actions of the screen at hand."""
+        scope = screen.SCOPE if isinstance(screen, ConsoleScreen) else "overview"
+        for action in actions.in_scope(scope):
+            key = actions.key_label(action, self.settings.keys)
+            title = f"{action.title[:1].upper()}{action.title[1:]}"
+            yield SystemCommand(title, f"{key:>6}  {action.tooltip}", lambda name=action.name: self.act(name))
+
+    def handle_bindings_clash(self, clashed_bindings: set[Binding], node: Any) -> None:
+        """Keys of the user that take away others are said when the settings are read."""
+
+    def trace(self, trace_id: str) -> Trace | None:
+        """The request of that id, or of an id that begins so (ids are made unique by a suffix)."""
+        traces = self.state.traces
+        exact = next((t for t in reversed(traces) if t.id == trace_id), None)
+        return exact or next((t for t in reversed(traces) if t.id.startswith(trace_id)), None)
+
+
+def open_on(
+    socket: Path,
+    *,
+    on_quit_ask: bool,
+    read_only: bool,
+    theme: str | None,
+    before: Callable[[ConsoleApp], None] | None = None,
+) -> int:
+    """Runs the app until it ends; its exit code."""
+    app = ConsoleApp(socket, on_quit_ask=on_quit_ask, read_only=read_only, theme=theme)
+    if before is not None:
+        before(app)
+    try:
+        app.run(mouse=app.settings.mouse)
+    except KeyboardInterrupt:
+        return 130
+    with suppress(OSError, ValueError):
+        os.sys.stderr.flush()  # type: ignore[attr-defined]
+    return app.return_code or 0

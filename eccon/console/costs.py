@@ -1,0 +1,110 @@
+"""What a destructive action costs, in words, before it is done."""
+
+from collections.abc import Callable
+
+from eccon.console.draw.text import clean
+from eccon.model import ClusterState, Process, Role, State
+
+__all__ = ["question"]
+
+
+def question(action: str, state: ClusterState, process: Process | None) -> tuple[str, list[str]]:
+    """The question that names the target, and what will be lost, kept or waited for."""
+    if process is None:
+        return _OF_CLUSTER[action](state)
+    title = f"{_VERBS[action]} {clean(process.name)}?"
+    lines = [_present(process)]
+    if process.role is Role.ENCODER:
+        lines += _encoder(action, state, process)
+    elif process.role is Role.PD:
+        lines += _pd(action, state, process)
+    else:
+        n = state.cluster.inflight
+        lines.append(f"{_n(n, 'request')} in flight; clients get no answer while the proxy is away")
+        if action == "restart":
+            lines.append("PD and encoders keep running")
+    return title, lines
+
+
+_VERBS = {"restart": "Restart", "stop": "Stop", "kill": "Kill", "remove": "Remove"}
+
+
+def _n(count: int, word: str) -> str:
+    return f"{count} {word}{'' if count == 1 else 's'}" if count else f"no {word}"
+
+
+def _present(process: Process) -> str:
+    text = f"It is {process.state.value}"
+    if process.reason:
+        text += f": {clean(process.reason)}"
+    return text + "."
+
+
+def _encoder(action: str, state: ClusterState, process: Process) -> list[str]:
+    others = sum(
+        p.role is Role.ENCODER and p.state is State.READY and p.name != process.name for p in state.processes
+    )
+    held = process.encoder.inflight if process.encoder else 0
+    staged = process.encoder.staged if process.encoder else 0
+    lines = []
+    if action == "kill":
+        lines.append(f"{_n(held, 'item')} being encoded and {_n(staged, 'item')} staged there are lost")
+        if staged:
+            lines.append("A PD that waits for a staged item may exit: stop drains first")
+    else:
+        lines.append(f"{_n(held, 'item')} being encoded, {_n(staged, 'item')} staged: drained first")
+    if others:
+        lines.append(f"PD keeps serving; {_n(others, 'encoder')} remain{'s' if others == 1 else ''}")
+    else:
+        lines.append("No other encoder is ready: requests with images are refused meanwhile")
+    return lines
+
+
+def _pd(action: str, state: ClusterState, process: Process) -> list[str]:
+    n = process.pd.inflight if process.pd else state.cluster.inflight
+    lines = [
+        f"{_n(n, 'request')} at the PD {'end' if action != 'kill' else 'fail'}; no answer until it is ready again"
+    ]
+    staged = sum(p.encoder.staged for p in state.processes if p.encoder)
+    if staged:
+        lines.append(f"{_n(staged, 'item')} staged for it are void and encoded again")
+    return lines
+
+
+def _add(state: ClusterState) -> tuple[str, list[str]]:
+    encoders = sum(p.role is Role.ENCODER for p in state.processes)
+    return "Add an encoder?", [
+        f"There are {encoders}; the new one takes the next free device and port.",
+        "It takes items as soon as it is ready.",
+    ]
+
+
+def _down(state: ClusterState) -> tuple[str, list[str]]:
+    n = state.cluster.inflight
+    return f"Stop all servers of {clean(state.cluster.name)}?", [
+        f"{_n(n, 'request')} in flight: the proxy drains first",
+        "No request is answered until it is up again",
+    ]
+
+
+def _roll(state: ClusterState) -> tuple[str, list[str]]:
+    names = [p.name for p in state.processes if p.role is Role.ENCODER and p.wanted]
+    return f"Restart {_n(len(names), 'encoder')}, one after the other?", [
+        "Each is drained first; the next waits until it is ready again",
+        "This console drives it: leaving the console ends it after the encoder at hand",
+    ]
+
+
+def _reload(state: ClusterState) -> tuple[str, list[str]]:
+    return "Read the configuration again?", [
+        clean(state.cluster.config_path),
+        "A file with errors is refused, and what runs stays as it is",
+    ]
+
+
+_OF_CLUSTER: dict[str, Callable[[ClusterState], tuple[str, list[str]]]] = {
+    "add": _add,
+    "down": _down,
+    "roll": _roll,
+    "reload": _reload,
+}

@@ -1,0 +1,302 @@
+"""What the actions do: open screens, ask, send requests to the daemon."""
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, cast
+
+from textual.driver import Driver
+from textual.widgets import Input
+
+from eccon.console import actions, costs, export
+from eccon.console.draw.text import clean
+from eccon.console.screens.base import ConsoleScreen
+from eccon.console.screens.dialogs import AskLine, Choice, Help, Leave
+from eccon.model import Process, Role, State, Trace
+
+if TYPE_CHECKING:
+    from eccon.console.app import ConsoleApp
+
+__all__ = ["Deeds"]
+
+ROLL_WAIT_S = 600.0
+
+
+class Deeds:
+    """The app's part that acts. Handlers are `act_NAME`, one for each action that no screen handles."""
+
+    @property
+    def _app(self) -> "ConsoleApp":
+        return cast("ConsoleApp", self)
+
+    # Requests to the daemon
+
+    def _chosen(self) -> Process | None:
+        find = getattr(self._app.screen, "chosen_process", None)
+        if find is not None:
+            return cast("Process | None", find())
+        return self._app.state.process(getattr(self._app.screen, "process_name", ""))
+
+    def _with_process(self, action: str) -> None:
+        app = self._app
+        process = self._chosen()
+        if process is None:
+            app.say(f"{action}: no process is chosen", "warn")
+            return
+        if actions.by_name(action).target == "encoder" and process.role is not Role.ENCODER:
+            app.say(f"{action}: {process.name} is no encoder", "warn")
+            return
+        if actions.by_name(action).ask:
+            self._ask(action, process)
+        else:
+            self._send(action, process.name)
+
+    def _ask(self, action: str, process: Process | None) -> None:
+        title, lines = costs.question(action, self._app.state, process)
+        name = process.name if process is not None else ""
+        word = actions.by_name(action).title
+
+        def answered(yes: bool | None) -> None:
+            if yes and action == "roll":
+                self._app.run_worker(self._roll(), group="roll", exclusive=True)
+            elif yes:
+                self._send(action, name)
+
+        self._app.push_screen(
+            Choice(title, lines, [("n", "No", False), ("y", f"Yes, {word}", True)]), answered
+        )
+
+    def _send(self, action: str, name: str) -> None:
+        self._app.say(f"{actions.by_name(action).title} {name} …", "busy")
+        self._app.run_worker(self._sent(action, name), group=f"do-{action}-{name}")
+
+    async def _sent(self, action: str, name: str) -> bool:
+        from eccon.console.link import Problem  # noqa: PLC0415  loaded after the first paint
+
+        try:
+            self._app.say(await self._app.link.do(action, name), "ok")
+        except Problem as e:
+            self._app.say(f"{actions.by_name(action).title}: {e}", "bad", 12.0)
+            return False
+        return True
+
+    async def _roll(self) -> None:
+        """All encoders one after the other; ends at the first that does not come back."""
+        app = self._app
+        names = [p.name for p in app.state.processes if p.role is Role.ENCODER and p.wanted]
+        for n, name in enumerate(names):
+            before = app.state.process(name)
+            if before is None:
+                continue
+            if not await self._sent("restart", name):
+                return
+            app.say(f"rolling restart: {name}, {n + 1} of {len(names)}", "busy", ROLL_WAIT_S)
+            if not await self._back(name, before):
+                app.say(f"rolling restart ended: {name} did not come back", "bad", 30.0)
+                return
+        app.say(f"rolling restart: {len(names)} encoders are ready", "ok")
+
+    async def _back(self, name: str, before: Process) -> bool:
+        """Waits until a process has another pid and is ready."""
+        from eccon.console.waiting import until  # noqa: PLC0415  small, and only here
+
+        def there() -> bool:
+            p = self._app.state.process(name)
+            return p is not None and p.pid != before.pid and p.state is State.READY
+
+        return await until(there, ROLL_WAIT_S)
+
+    def act_restart(self) -> None:
+        """Drains and restarts the chosen process."""
+        self._with_process("restart")
+
+    def act_stop(self) -> None:
+        """Drains and stops the chosen process."""
+        self._with_process("stop")
+
+    def act_start(self) -> None:
+        """Starts the chosen process."""
+        self._with_process("start")
+
+    def act_kill(self) -> None:
+        """Stops the chosen process at once."""
+        self._with_process("kill")
+
+    def act_remove(self) -> None:
+        """Takes the chosen encoder out of the cluster."""
+        self._with_process("remove")
+
+    def act_add(self) -> None:
+        """Adds an encoder."""
+        self._ask("add", None)
+
+    def act_up(self) -> None:
+        """Starts everything."""
+        self._send("up", "")
+
+    def act_down(self) -> None:
+        """Stops all servers."""
+        self._ask("down", None)
+
+    def act_roll(self) -> None:
+        """Restarts all encoders in turn."""
+        self._ask("roll", None)
+
+    def act_reload(self) -> None:
+        """Has the configuration read again."""
+        self._ask("reload", None)
+
+    # Screens
+
+    def act_prompt(self) -> None:
+        """Opens the test prompt."""
+        from eccon.console.screens.prompt import Prompt  # noqa: PLC0415  loaded when wanted
+
+        self._app.push_screen(Prompt())
+
+    def act_traces(self) -> None:
+        """Opens the list of requests."""
+        from eccon.console.screens.traces import Traces  # noqa: PLC0415  loaded when wanted
+
+        self._app.push_screen(Traces())
+
+    def act_events(self) -> None:
+        """Opens alarms and history."""
+        from eccon.console.screens.events import Events  # noqa: PLC0415  loaded when wanted
+
+        self._app.push_screen(Events())
+
+    def act_logs(self) -> None:
+        """Opens the log of the chosen process."""
+        process = self._chosen()
+        self.open_logs(process.name if process else "daemon")
+
+    def open_logs(self, name: str, search: str = "") -> None:
+        """Opens a process's log, at the lines with `search`."""
+        from eccon.console.screens.logs import Logs  # noqa: PLC0415  loaded when wanted
+
+        self._app.push_screen(Logs(name, search))
+
+    def open_trace_logs(self, trace: Trace) -> None:
+        """Opens the log where a request left its first mark: at the encoder of its slowest item, else at the proxy."""
+        encodes = [s for s in trace.spans if s.kind == "encode" and s.uuid]
+        if encodes:
+            slowest = max(encodes, key=lambda s: (s.end or s.start) - s.start)
+            self.open_logs(slowest.encoder, slowest.uuid)
+            return
+        proxy = next((p.name for p in self._app.state.processes if p.role is Role.PROXY), "daemon")
+        self.open_logs(proxy, trace.id)
+
+    def open_trace(self, trace_id: str) -> None:
+        """Opens a request's waterfall."""
+        from eccon.console.screens.trace import TraceScreen  # noqa: PLC0415  loaded when wanted
+
+        self._app.push_screen(TraceScreen(trace_id))
+
+    def open_detail(self, name: str) -> None:
+        """Opens a process's detail."""
+        from eccon.console.screens.detail import Detail  # noqa: PLC0415  loaded when wanted
+
+        self._app.push_screen(Detail(name))
+
+    def act_back(self) -> None:
+        """To the screen before."""
+        if len(self._app.screen_stack) > 1:
+            self._app.pop_screen()
+
+    def act_help(self) -> None:
+        """Shows the keys of the screen at hand."""
+        screen = self._app.screen
+        if isinstance(screen, ConsoleScreen):
+            self._app.push_screen(Help(screen.SCOPE))
+
+    def act_palette(self) -> None:
+        """Opens the palette."""
+        self._app.action_command_palette()
+
+    def ask_line(self, label: str, value: str, done: Callable[[str | None], None]) -> None:
+        """Asks for one line; `done` gets it as it is typed, and the old value when it is given up."""
+        self._app.push_screen(AskLine(label, value, done), lambda text: done(value if text is None else text))
+
+    def act_acknowledge(self) -> None:
+        """Quiets the alarms at hand."""
+        self._app.acknowledged |= {a.key for a in self._app.state.alarms}
+        self._app.redraw()
+
+    def act_theme(self) -> None:
+        """Opens the choice of colours."""
+        from eccon.console.screens.themes import ThemeChoice  # noqa: PLC0415  loaded when wanted
+
+        self._app.push_screen(ThemeChoice())
+
+    # Terminal
+
+    def act_redraw(self) -> None:
+        """Sends everything again."""
+        self._app.painter.forget()
+        self._app.screen.refresh()
+
+    def act_bell(self) -> None:
+        """Bell on or off."""
+        self._app.bell_on = not self._app.bell_on
+        self._app.say(f"the bell on a new alarm is {'on' if self._app.bell_on else 'off'}")
+
+    def act_mouse(self) -> None:
+        """Gives the mouse to the terminal, or takes it."""
+        driver = cast("Any", self._app._driver)
+        if not isinstance(driver, Driver):
+            return
+        released = driver._mouse
+        if released:
+            driver._disable_mouse_support()
+        driver._mouse = not released
+        if not released:
+            driver._enable_mouse_support()
+        self._app.say(
+            "the mouse is the terminal's: select as usual" if released else "the mouse is the console's"
+        )
+
+    def copy(self, text: str, what: str) -> None:
+        """Copies by OSC 52 when the terminals take so much, and always into a file, saying where."""
+        path = export.save_copy(text)
+        if len(text.encode("utf-8", "replace")) * 4 / 3 <= export.CLIPBOARD_MAX:
+            self._app.copy_to_clipboard(text)
+            self._app.say(f"{what}: copied, and in {path}", "ok")
+        else:
+            self._app.say(f"{what}: too long for the clipboard, in {path}", "ok")
+
+    def copy_trace(self, trace: Trace) -> None:
+        """Copies a request as curl."""
+        self.copy(export.curl(trace, self._app.state.cluster.public_url), "curl")
+
+    def action_interrupt(self) -> None:
+        """Ctrl-C: copies what is marked, else asks to leave; a second one leaves. Stops no server."""
+        app = self._app
+        focused = app.focused
+        marked = focused.selected_text if isinstance(focused, Input) else ""
+        marked = marked or app.screen.get_selected_text() or ""
+        if marked:
+            self.copy(marked, "selection")
+            app.screen.clear_selection()
+        elif isinstance(app.screen, Leave):
+            app.exit(0)
+        else:
+            app.push_screen(Leave(clean(app.state.cluster.name)), self._left)
+
+    def act_quit(self) -> None:
+        """Leaves; asks about the servers first where that is wanted."""
+        app = self._app
+        if not app.on_quit_ask or app.read_only:
+            app.exit(0)
+        elif not isinstance(app.screen, Leave):
+            app.push_screen(Leave(clean(app.state.cluster.name)), self._left)
+
+    def _left(self, answer: str | None) -> None:
+        if answer == "leave":
+            self._app.exit(0)
+        elif answer == "stop" and self._app.read_only:
+            self._app.say("this console is read-only", "warn")
+        elif answer == "stop":
+            self._app.run_worker(self._stop_and_leave(), group="leave", exclusive=True)
+
+    async def _stop_and_leave(self) -> None:
+        if await self._sent("shutdown", ""):
+            self._app.exit(0)

@@ -1,0 +1,47 @@
+"""Alarms and the cluster's history as lines."""
+
+from eccon.console.draw import figures
+from eccon.console.draw.marks import severity
+from eccon.console.draw.text import Line, clean, fit, line_width
+from eccon.model import Alarm, LogEvent
+
+__all__ = ["alarm", "event"]
+
+
+def alarm(item: Alarm, width: int, now: float, keys: dict[str, str], acknowledged: bool = False) -> Line:
+    """One alarm: what, since when, and the key that helps."""
+    mark, token = severity(item.severity)
+    if acknowledged:
+        token = "dim"
+    line: Line = [(f" {mark} ", token), (clean(item.subject), token), (f": {clean(item.text)}", "text")]
+    tail: Line = [(f" {figures.uptime(now - item.since)} ", "dim")]
+    if key := keys.get(item.help):
+        tail += [(f" {key} ", "key"), (f"{item.help} ", "hint")]
+    room = width - line_width(tail)
+    return [*_cut(line, room), *tail] if room > 12 else _cut(line, width)
+
+
+def event(item: LogEvent, width: int) -> Line:
+    """One line of history."""
+    mark, token = severity(item.severity)
+    head: Line = [
+        (f"{figures.clock_ms(item.at, 0)} ", "dim"),
+        (f"{mark} ", token),
+        (fit(clean(item.subject), 11) + " ", "text" if token == "dim" else token),
+    ]
+    room = width - line_width(head)
+    if room < 8:
+        return _cut([(f"{mark} ", token), (clean(item.text), "text")], width)
+    return [*head, (fit(clean(item.text), room), "dim" if token == "dim" else "text")]
+
+
+def _cut(line: Line, width: int) -> Line:
+    out: Line = []
+    for text, token in line:
+        room = width - line_width(out)
+        if room <= 0:
+            break
+        out.append((fit(text, min(room, line_width([(text, token)]))), token))
+    if (rest := width - line_width(out)) > 0:
+        out.append((" " * rest, "text"))
+    return out

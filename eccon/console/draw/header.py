@@ -1,0 +1,86 @@
+"""The line on top: which cluster, how it is and why, and the figures that matter most."""
+
+from eccon.console.draw import figures
+from eccon.console.draw.marks import HEALTH
+from eccon.console.draw.text import Line, clean, fit, fit_line, line_width
+from eccon.model import ClusterState, Role, State
+
+__all__ = ["header", "headers"]
+
+
+def _health(state: ClusterState, lost: str) -> Line:
+    if lost:
+        return [("✗ ", "bad"), (lost, "bad")]
+    info = state.cluster
+    mark, token = HEALTH[info.health]
+    line: Line = [(f"{mark} ", token), (info.health, token)]
+    if info.reason:
+        line.append((f": {clean(info.reason)}", token))
+    return line
+
+
+def _figures(state: ClusterState) -> list[str]:
+    """Most important first."""
+    info = state.cluster
+    encoders = [p for p in state.processes if p.role is Role.ENCODER]
+    ready = sum(p.state is State.READY for p in encoders)
+    out = [f"{ready}/{len(encoders)} encoders", f"{figures.rate(info.requests_per_s)} req/s"]
+    if info.ttft is not None:
+        out.append(f"ttft {figures.pair_ms(info.ttft.p50, info.ttft.p99)}")
+    if info.transfer is not None:
+        out.append(f"xfer {figures.pair_ms(info.transfer.total.p50, info.transfer.total.p99)}")
+    return out
+
+
+def _spread(left: Line, right: Line, width: int) -> Line:
+    room = width - line_width(right) - 1
+    return [*fit_line(left, max(room, 0), "top"), (" ", "top"), *right]
+
+
+def header(state: ClusterState, width: int, now: float, lost: str = "", flag: str = "") -> Line:
+    """Everything on one line; what does not fit is dropped from the least important on."""
+    clock = figures.clock(now)
+    left: Line = [(" eccon ", "brand"), (" ", "top"), (clean(state.cluster.name), "title"), ("  ", "top")]
+    if flag:
+        left += [(flag, "warn"), ("  ", "top")]
+    left += _health(state, lost)
+    right = f"{clock} "
+    for text in _figures(state):
+        longer = f"{text}   {right}"
+        if line_width(left) + len(longer) + 2 > width:
+            break
+        right = longer
+    room = width - line_width(left) - len(right) - 2
+    model = clean(state.cluster.model)
+    if model and room >= len(model) + 2:
+        left[3:3] = [(f"  {model}", "top")]
+        room -= len(model) + 2
+    url = clean(state.cluster.public_url)
+    if url and room >= len(url) + 2:
+        left[4:4] = [(f"  {url}", "topdim")]
+    return _spread(left, [(right, "top")], width)
+
+
+def headers(state: ClusterState, width: int, now: float, lost: str = "", flag: str = "") -> list[Line]:
+    """Two lines for a roomy terminal: identity above, health and figures below."""
+    info = state.cluster
+    above: Line = [
+        (" eccon ", "brand"),
+        (" ", "top"),
+        (clean(info.name), "title"),
+        (f"  {clean(info.model)}", "top"),
+        (f"  {clean(info.public_url)}", "topdim"),
+    ]
+    if flag:
+        above += [("  ", "top"), (flag, "warn")]
+    below: Line = [(" ", "top"), *_health(state, lost)]
+    shown = ""
+    for text in _figures(state):
+        longer = f"{shown}   {text}" if shown else text
+        if len(longer) + 20 > width:
+            break
+        shown = longer
+    return [
+        _spread(above, [(f"{figures.clock(now)} ", "top")], width),
+        _spread(below, [(f"{fit(shown, len(shown))} ", "top")], width),
+    ]

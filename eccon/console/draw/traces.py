@@ -1,0 +1,154 @@
+"""The list of requests: one line each, newest first; figures in seconds."""
+
+from collections.abc import Iterable
+
+import msgspec
+
+from eccon.console.draw import figures
+from eccon.console.draw.columns import Column, choose, heading, row
+from eccon.console.draw.marks import status
+from eccon.console.draw.text import Line, Part, clean, fit
+from eccon.model import Span, Trace
+
+__all__ = ["Stages", "matches", "stages", "table"]
+
+
+class Stages(msgspec.Struct, frozen=True):
+    """Where a request spent its time, in seconds; None where nothing is known."""
+
+    queue: float | None
+    encode: float | None
+    """Of the slowest item, all its attempts."""
+    gate: float | None
+    transfer: float | None
+    """Of the slowest item: push + pull."""
+    encoders: int
+    attempts: int
+    """Attempts that did not end well."""
+
+
+def _sum(spans: Iterable[Span]) -> float | None:
+    whole = [s.end - s.start for s in spans if s.end is not None]
+    return sum(whole) if whole else None
+
+
+def stages(trace: Trace) -> Stages:
+    """The stretches of a trace, summed up."""
+    encodes: dict[int | None, float] = {}
+    moves: dict[str, float] = {}
+    names = set()
+    lost = 0
+    for span in trace.spans:
+        if span.kind == "encode":
+            names.add(span.encoder)
+            lost += span.outcome != "ok"
+            if span.end is not None:
+                encodes[span.item] = encodes.get(span.item, 0.0) + span.end - span.start
+        elif span.kind in ("push", "pull") and span.end is not None:
+            moves[span.uuid] = moves.get(span.uuid, 0.0) + span.end - span.start
+    return Stages(
+        queue=_sum(s for s in trace.spans if s.kind == "queue"),
+        encode=max(encodes.values(), default=None),
+        gate=_sum(s for s in trace.spans if s.kind == "gate"),
+        transfer=max(moves.values(), default=None),
+        encoders=len(names),
+        attempts=lost,
+    )
+
+
+class Row(msgspec.Struct, frozen=True):
+    """A trace, its stages, and the present."""
+
+    trace: Trace
+    stages: Stages
+    now: float
+
+
+def _known(value: float | None) -> Part:
+    return figures.seconds(value), "text" if value is not None else "dim"
+
+
+def _total(r: Row) -> Part:
+    if r.trace.total_s is not None:
+        return figures.seconds(r.trace.total_s), "text"
+    return (
+        (figures.uptime(max(0.0, r.now - r.trace.started_at)), "busy") if not r.trace.status else ("–", "dim")
+    )
+
+
+def _note(r: Row) -> Part:
+    if r.trace.error:
+        return clean(r.trace.error), "error"
+    if r.trace.status == 499:
+        return "client left", "dim"
+    if r.stages.attempts:
+        return f"{r.stages.attempts} retried", "warn"
+    return "", "dim"
+
+
+def _tokens(r: Row) -> Part:
+    n = r.trace.completion_tokens
+    return (figures.NONE, "dim") if n is None else (figures.count(n), "text")
+
+
+COLUMNS: tuple[Column[Row], ...] = (
+    Column("time", "time", 8, 1, lambda r: (figures.clock_ms(r.trace.started_at, 0), "dim")),
+    Column("mark", "", 1, 0, lambda r: (status(r.trace)[0], status(r.trace)[2])),
+    Column("status", "code", 4, 0, lambda r: status(r.trace)[1:]),
+    Column("id", "request", 12, 2, lambda r: (clean(r.trace.id), "text")),
+    Column(
+        "images", "img", 3, 3, lambda r: (str(r.trace.items) if r.trace.items else "–", "text"), right=True
+    ),
+    Column("encoders", "enc", 3, 11, lambda r: (str(r.stages.encoders or "–"), "dim"), right=True),
+    Column("queue", "queue", 6, 10, lambda r: _known(r.stages.queue), right=True),
+    Column("encode", "encode", 6, 4, lambda r: _known(r.stages.encode), right=True),
+    Column("gate", "gate", 6, 9, lambda r: _known(r.stages.gate), right=True),
+    Column("transfer", "xfer", 6, 5, lambda r: _known(r.stages.transfer), right=True),
+    Column("ttft", "ttft", 6, 6, lambda r: _known(r.trace.ttft_s), right=True),
+    Column("total", "total", 6, 1, _total, right=True),
+    Column("tokens", "tok", 5, 7, _tokens, right=True),
+)
+
+
+def matches(trace: Trace, words: str) -> bool:
+    """Whether a trace matches a filter: words of id, status, encoder, model, error; `>1.5` is slower than."""
+    if not words:
+        return True
+    text = " ".join(
+        (
+            trace.id,
+            str(trace.status),
+            trace.outcome,
+            trace.model,
+            trace.error,
+            *(s.encoder for s in trace.spans),
+        )
+    ).lower()
+    for word in words.lower().split():
+        if word.startswith(">"):
+            try:
+                least = float(word[1:].rstrip("s") or 0)
+            except ValueError:
+                return False
+            if (trace.total_s or 0.0) <= least:
+                return False
+        elif word not in text:
+            return False
+    return True
+
+
+def table(traces: Iterable[Trace], width: int, now: float) -> tuple[Line, list[tuple[str, Line]]]:
+    """The heading, and (id, line) of each trace, in the order given."""
+    wide = [msgspec.structs.replace(c, width=20) if c.key == "id" and width >= 130 else c for c in COLUMNS]
+    columns = choose(wide, width)
+    room = width - sum(c.width + 1 for c in columns) - 1
+    rows = []
+    for trace in traces:
+        item = Row(trace, stages(trace), now)
+        line = row(columns, item)
+        if room >= 6:
+            text, token = _note(item)
+            if text:
+                line = [*line, ("  ", "text"), (fit(text, room), token)]
+        rows.append((trace.id, line))
+    return heading(columns), rows

@@ -1,0 +1,138 @@
+"""The terminal itself: Textual's driver, made safe against a terminal that is gone or does not read.
+
+Textual's own input thread spins at the end of its input, its writer thread dies of a closed
+terminal and then blocks the event loop; both end the console here.
+"""
+
+import codecs
+import os
+import select
+import threading
+from queue import Queue
+from typing import IO
+
+from textual._xterm_parser import XTermParser
+from textual.drivers._writer_thread import WriterThread
+from textual.drivers.linux_driver import LinuxDriver
+
+__all__ = ["ConsoleDriver"]
+
+HUNG_UP = 129
+"""Exit code as after SIGHUP: the terminal is gone."""
+
+BACKLOG = 3
+"""Writes that may wait for the terminal before frames are skipped."""
+
+EXIT_WITHIN_S = 1.5
+
+
+class _Writer(WriterThread):
+    """Writes until the terminal fails, then swallows what comes and says so once."""
+
+    def __init__(self, file: IO[str], on_error: "threading.Event") -> None:
+        super().__init__(file)
+        self._queue: Queue[str | None] = Queue()
+        self.failed = on_error
+
+    @property
+    def waiting(self) -> int:
+        """Writes that the terminal has not taken yet."""
+        return self._queue.qsize()
+
+    def run(self) -> None:
+        while (text := self._queue.get()) is not None:
+            if self.failed.is_set():
+                continue
+            try:
+                self._file.write(text)
+                if not self._queue.qsize():
+                    self._file.flush()
+            except (OSError, ValueError):
+                self.failed.set()
+
+
+class ConsoleDriver(LinuxDriver):
+    """Reads keys without waking up for nothing, and exits when the terminal hangs up."""
+
+    _writer: _Writer | None = None
+    _wake: tuple[int, int] | None = None
+
+    def start_application_mode(self) -> None:
+        self._wake = os.pipe()
+        self._failed = threading.Event()
+        super().start_application_mode()
+
+    @property
+    def _writer_thread(self) -> WriterThread | None:  # type: ignore[override]
+        return self._writer
+
+    @_writer_thread.setter
+    def _writer_thread(self, value: WriterThread | None) -> None:
+        """Textual starts its own writer; ours takes its place before it is used."""
+        if value is None:
+            self._writer = None
+            return
+        self._writer = _Writer(self._file, self._failed)
+
+    @property
+    def busy(self) -> bool:
+        """Whether the terminal is behind, so that a frame is better skipped."""
+        return self._writer is not None and self._writer.waiting > BACKLOG
+
+    @property
+    def gone(self) -> bool:
+        """Whether writing to the terminal failed."""
+        return self._failed.is_set()
+
+    def disable_input(self) -> None:
+        if self._wake is not None:
+            os.write(self._wake[1], b"x")
+        super().disable_input()
+
+    def close(self) -> None:
+        """Ends the writer; a terminal that does not read any more cannot hold us up."""
+        writer = self._writer
+        if writer is not None and writer.is_alive():
+            threading.Thread(target=_exit_anyway, args=(writer,), daemon=True).start()
+        super().close()
+        if self._wake is not None:
+            for fd in self._wake:
+                os.close(fd)
+            self._wake = None
+
+    def run_input_thread(self) -> None:
+        """Feeds keys until asked to end or until the input does."""
+        parser = XTermParser(self._debug)
+        decode = codecs.getincrementaldecoder("utf-8")(errors="replace").decode
+        wake = self._wake[0] if self._wake is not None else -1
+        poller = select.poll()
+        poller.register(self.fileno, select.POLLIN)
+        if wake >= 0:
+            poller.register(wake, select.POLLIN)
+        while not self.exit_event.is_set():
+            # A lone escape is told from a sequence by the silence after it.
+            ready = dict(poller.poll(20 if parser._timeout_time is not None else 60_000))
+            if self.exit_event.is_set():
+                return
+            if self.fileno in ready:
+                try:
+                    data = os.read(self.fileno, 4096)
+                except OSError:
+                    data = b""
+                if not data:
+                    self._hang_up()
+                    return
+                for event in parser.feed(decode(data)):
+                    self.process_message(event)
+            for event in parser.tick():
+                self.process_message(event)
+
+    def _hang_up(self) -> None:
+        self._loop.call_soon_threadsafe(self._app.exit, None, HUNG_UP)
+
+
+def _exit_anyway(writer: _Writer) -> None:
+    """Ends the process when the writer cannot: its terminal neither reads nor closes."""
+    writer.join(EXIT_WITHIN_S)
+    if writer.is_alive():
+        os._exit(HUNG_UP)

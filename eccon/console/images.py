@@ -1,0 +1,117 @@
+"""Images of a test prompt: which ones are meant, and small previews in half blocks."""
+
+import io
+import random
+import re
+import shlex
+from base64 import b64encode
+from functools import lru_cache
+from pathlib import Path
+
+from eccon.console.draw.text import Line, clean
+from eccon.prompt import PromptError, samples
+
+__all__ = ["complete", "expand", "preview"]
+
+COUNT_MAX = 64
+SIDE_MAX = 8192
+
+_SAMPLES = re.compile(r"samples?(?::(\d+))?$")
+_NEW = re.compile(r"new:(\d+)x(\d+)x(\d+)$")
+
+
+def expand(text: str) -> list[str]:
+    """The images that a field of the prompt means.
+
+    Words are paths, URLs, `samples` or `samples:3` for those that come with the package, and
+    `new:4x640x480` for four made-up images of that width and height.
+
+    Raises:
+        PromptError: a word cannot be understood; the message says which.
+    """
+    try:
+        words = shlex.split(text)
+    except ValueError as e:
+        msg = f"images: {e}"
+        raise PromptError(msg) from e
+    out: list[str] = []
+    for word in words:
+        if found := _SAMPLES.match(word):
+            all_of_them = [str(p) for p in samples()]
+            out += all_of_them[: int(found[1])] if found[1] else all_of_them
+        elif found := _NEW.match(word):
+            n, width, height = (int(g) for g in found.groups())
+            if not (1 <= n <= COUNT_MAX and 1 <= width <= SIDE_MAX and 1 <= height <= SIDE_MAX):
+                msg = f"{word}: at most {COUNT_MAX} images, at most {SIDE_MAX} pixels a side"
+                raise PromptError(msg)
+            out += [_made_up(width, height) for _ in range(n)]
+        else:
+            out.append(_path_of(word))
+    if len(out) > COUNT_MAX:
+        msg = f"{len(out)} images are more than {COUNT_MAX}"
+        raise PromptError(msg)
+    return out
+
+
+def _path_of(word: str) -> str:
+    """Terminals paste a dropped file as a path or a file: URL."""
+    return word.removeprefix("file://")
+
+
+def _made_up(width: int, height: int) -> str:
+    from PIL import Image  # noqa: PLC0415  costs 50 ms that the first paint should not pay
+
+    image = Image.linear_gradient("L").resize((width, height))
+    a, b = (tuple(random.randrange(256) for _ in range(3)) for _ in range(2))
+    out = io.BytesIO()
+    Image.composite(Image.new("RGB", image.size, a), Image.new("RGB", image.size, b), image).save(out, "PNG")
+    return f"data:image/png;base64,{b64encode(out.getvalue()).decode()}"
+
+
+def complete(text: str) -> str | None:
+    """`text` with its last word completed as a path; None when there is nothing to add."""
+    head, _, word = text.rpartition(" ")
+    if not word or "://" in word or word.startswith(("samples", "new:")):
+        return None
+    path = Path(word).expanduser()
+    parent = path if word.endswith("/") else path.parent
+    start = "" if word.endswith("/") else path.name
+    try:
+        names = sorted(
+            p.name + ("/" if p.is_dir() else "") for p in parent.iterdir() if p.name.startswith(start)
+        )
+    except OSError:
+        return None
+    if not names or names[0] == start:
+        return None
+    return f"{head} {word}{names[0][len(start) :]}".lstrip()
+
+
+@lru_cache(64)
+def preview(image: str, width: int, height: int) -> tuple[tuple[tuple[str, str], ...], ...]:
+    """The image in `height` lines of half blocks, at most `width` cells; a frame of its name if it cannot be read."""
+    from PIL import Image, UnidentifiedImageError  # noqa: PLC0415  costs 50 ms that the first paint should not pay
+
+    try:
+        with Image.open(Path(image).expanduser()) as opened:
+            opened.draft("RGB", (width, height * 2))
+            picture = opened.convert("RGB")
+            picture.thumbnail((width, height * 2))
+    except (OSError, ValueError, UnidentifiedImageError, Image.DecompressionBombError):
+        return (((clean(image)[:width].ljust(width), "dim"),),)
+    pixels = picture.load()
+    lines: list[tuple[tuple[str, str], ...]] = []
+    if pixels is None:
+        return ()
+    for y in range(0, picture.height - 1, 2):
+        line: Line = []
+        for x in range(picture.width):
+            top, below = pixels[x, y], pixels[x, y + 1]
+            line.append(("▀", f"{_hex(top)},{_hex(below)}"))
+        lines.append(tuple(line))
+    return tuple(lines)
+
+
+def _hex(pixel: object) -> str:
+    r, g, b = pixel if isinstance(pixel, tuple) else (0, 0, 0)
+    return f"#{r & 0xF0:02x}{g & 0xF0:02x}{b & 0xF0:02x}"

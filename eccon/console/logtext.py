@@ -1,0 +1,65 @@
+"""Log lines for the screen: SGR colours kept as tokens, every other control sequence made visible; levels."""
+
+import re
+from functools import lru_cache
+
+from eccon.console.draw.text import Line, clean
+
+__all__ = ["LEVELS", "LINE_MAX", "level_of", "parse", "strip_sgr"]
+
+LINE_MAX = 20_000
+"""Characters of a line that are kept; what is cut is said at its end."""
+
+LEVELS = ("all", "info", "warning", "error")
+
+_SGR = re.compile("\x1b\\[([0-9;]*)m")
+_LEVEL = re.compile(r"\b(TRACE|DEBUG|INFO|WARN(?:ING)?|ERROR|CRITICAL|FATAL)\b")
+_RANK = {"TRACE": 0, "DEBUG": 0, "INFO": 1, "WARN": 2, "WARNING": 2, "ERROR": 3, "CRITICAL": 3, "FATAL": 3}
+
+_COLOURS = {
+    "30": "dim", "31": "bad", "32": "ok", "33": "warn", "34": "accent", "35": "second", "36": "busy", "37": "text",
+    "90": "dim", "91": "bad", "92": "ok", "93": "warn", "94": "accent", "95": "second", "96": "busy", "97": "text",
+}  # fmt: skip
+
+
+def strip_sgr(text: str) -> str:
+    """`text` without colour sequences; others stay."""
+    return _SGR.sub("", text)
+
+
+def level_of(text: str) -> int:
+    """0 debug or nothing, 1 info, 2 warning, 3 error: the first level word near the beginning."""
+    found = _LEVEL.search(text[:160])
+    return _RANK[found[1]] if found else (3 if text.startswith("Traceback ") else 0)
+
+
+@lru_cache(4096)
+def _parts(text: str) -> tuple[tuple[str, str], ...]:
+    out: list[tuple[str, str]] = []
+    token = "text"
+    at = 0
+    for match in _SGR.finditer(text):
+        if match.start() > at:
+            out.append((clean(text[at : match.start()]), token))
+        for code in match[1].split(";"):
+            if code in ("", "0", "39"):
+                token = "text"
+            elif code == "2":
+                token = "dim"
+            elif code in _COLOURS:
+                token = _COLOURS[code]
+        at = match.end()
+    if at < len(text):
+        out.append((clean(text[at:]), token))
+    return tuple(out)
+
+
+def parse(text: str) -> Line:
+    """A line in tokens. Lines without colours of their own get their level's."""
+    if len(text) > LINE_MAX:
+        text = text[:LINE_MAX] + f" … {len(text) - LINE_MAX} more characters"
+    parts = list(_parts(text))
+    if all(token == "text" for _, token in parts):
+        token = ("text", "text", "warn", "error")[level_of(text)]
+        return [(t, token) for t, _ in parts]
+    return parts

@@ -1,0 +1,156 @@
+"""Sending test prompts: one, or many for a load of bounded length; what is counted is kept here."""
+
+import asyncio
+import json
+import shlex
+import time
+import uuid
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from eccon import prompt
+
+if TYPE_CHECKING:
+    from eccon.console.link import Link
+
+__all__ = ["Draft", "Run", "as_curl", "as_python", "send"]
+
+LOAD_MAX = 256
+
+
+@dataclass(frozen=True)
+class Draft:
+    """What the fields of the prompt say."""
+
+    model: str
+    text: str
+    images: str
+    stream: bool = True
+    max_tokens: int = 256
+    extra: str = ""
+    repeat: int = 1
+    at_once: int = 1
+
+
+@dataclass
+class Run:
+    """One run of a draft: the first answer's text, and figures over all."""
+
+    request_id: str
+    total: int
+    started: float = field(default_factory=time.monotonic)
+    reader: prompt.StreamReader = field(default_factory=prompt.StreamReader)
+    done: int = 0
+    failed: int = 0
+    first_bytes: list[float] = field(default_factory=list)
+    took: list[float] = field(default_factory=list)
+    tokens: int = 0
+    error: str = ""
+    over: bool = False
+
+    def seconds(self) -> float:
+        """How long the run has lasted, or did."""
+        return sum(self.took[:1]) if self.total == 1 and self.took else time.monotonic() - self.started
+
+
+def build(draft: Draft) -> bytes:
+    """The request's body. Raises PromptError."""
+    from eccon.console.images import expand  # noqa: PLC0415  loaded when wanted
+
+    extra: Mapping[str, Any] = {}
+    if draft.extra.strip():
+        try:
+            extra = json.loads(draft.extra)
+        except ValueError as e:
+            msg = f"extra: {e}"
+            raise prompt.PromptError(msg) from e
+        if not isinstance(extra, dict):
+            msg = 'extra: not a JSON object like {"temperature": 0}'
+            raise prompt.PromptError(msg)
+    return prompt.build(
+        draft.model,
+        draft.text,
+        expand(draft.images),
+        stream=draft.stream,
+        max_tokens=draft.max_tokens,
+        extra=extra,
+    )
+
+
+async def send(link: "Link", draft: Draft, run: Run, changed: Callable[[], None]) -> None:
+    """Sends the draft as often as it says; `changed` is called when `run` is another.
+
+    Raises:
+        PromptError: the draft makes no request.
+    """
+    body = build(draft)
+    room = asyncio.Semaphore(draft.at_once)
+
+    async def one(n: int) -> None:
+        async with room:
+            await _one(link, body, run, n, changed)
+
+    try:
+        await asyncio.gather(*(one(n) for n in range(draft.repeat)))
+    finally:
+        run.over = True
+        changed()
+
+
+async def _one(link: "Link", body: bytes, run: Run, n: int, changed: Callable[[], None]) -> None:
+    from eccon.console.link import Problem  # noqa: PLC0415  loaded after the first paint
+
+    reader = run.reader if n == 0 else prompt.StreamReader()
+    began = time.monotonic()
+    first: float | None = None
+    error = ""
+    try:
+        async for chunk in link.prompt(body, run.request_id if n == 0 else f"{run.request_id}-{n}"):
+            if first is None:
+                first = time.monotonic() - began
+                run.first_bytes.append(first)
+            reader.feed(chunk)
+            if n == 0:
+                changed()
+        reader.close()
+        error = reader.error or ""
+    except Problem as e:
+        error = str(e)
+    run.took.append(time.monotonic() - began)
+    if error:
+        run.failed += 1
+        run.error = run.error or error
+    else:
+        run.done += 1
+        run.tokens += int((reader.usage or {}).get("completion_tokens") or 0)
+    changed()
+
+
+def new_run(draft: Draft) -> Run:
+    """A run with an id by which its trace is found again."""
+    return Run(f"console-{uuid.uuid4().hex[:8]}", draft.repeat)
+
+
+def as_curl(draft: Draft, url: str) -> str:
+    """The draft as a curl line. Raises PromptError."""
+    body = build(draft).decode()
+    return (
+        f"curl -sSN {shlex.quote(url.rstrip('/') + '/v1/chat/completions')} "
+        f"-H 'Content-Type: application/json' -d {shlex.quote(body)}"
+    )
+
+
+def as_python(draft: Draft, url: str) -> str:
+    """The draft as a Python script for the openai client. Raises PromptError."""
+    body = json.loads(build(draft))
+    return (
+        "from openai import OpenAI\n\n"
+        f"client = OpenAI(base_url={url.rstrip('/') + '/v1'!r}, api_key='none')\n"
+        f"answer = client.chat.completions.create(**{body!r})\n"
+        + (
+            "for chunk in answer:\n    print(chunk)\n"
+            if draft.stream
+            else "print(answer.choices[0].message.content)\n"
+        )
+    )

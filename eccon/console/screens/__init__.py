@@ -1,0 +1,1 @@
+"""Screens of the console. A screen is a function of the app's state."""

@@ -1,0 +1,131 @@
+"""What every full screen has: header, footer, its name as the scope of actions, a size below which it gives up."""
+
+import time
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, ClassVar, cast
+
+from textual.app import ComposeResult
+from textual.binding import Binding, BindingType
+from textual.containers import Vertical
+from textual.events import Resize, ScreenResume
+from textual.screen import Screen
+
+from eccon.console import actions
+from eccon.console.draw.header import header, headers
+from eccon.console.draw.text import Line, fit_line, line_width
+from eccon.console.widgets.lines import Lines
+from eccon.model import ClusterState
+
+if TYPE_CHECKING:
+    from eccon.console.app import ConsoleApp
+
+__all__ = ["LEAST_HEIGHT", "LEAST_WIDTH", "ConsoleScreen", "bindings"]
+
+LEAST_WIDTH, LEAST_HEIGHT = 32, 8
+ROOMY_HEIGHT = 28
+
+
+def bindings(scope: str) -> list[BindingType]:
+    """The keys of a screen, from the table of actions."""
+    return [
+        Binding(a.keys, f"app.act('{a.name}')", a.title, id=a.name, tooltip=a.tooltip, show=False)
+        for a in actions.in_scope(scope)
+    ]
+
+
+class ConsoleScreen(Screen[None]):
+    """A screen that draws itself from the app's state."""
+
+    SCOPE: ClassVar[str] = ""
+    AUTO_FOCUS = ""
+
+    @property
+    def console_app(self) -> "ConsoleApp":
+        """The app, by its own type."""
+        return cast("ConsoleApp", self.app)
+
+    @property
+    def state(self) -> ClusterState:
+        """What is drawn."""
+        return self.console_app.state
+
+    def compose(self) -> ComposeResult:
+        yield Lines(id="header")
+        with Vertical(id="body"):
+            yield from self.body()
+        yield Lines(id="footer")
+        yield Lines(id="small")
+
+    def body(self) -> Iterable[Lines]:
+        """The widgets between header and footer."""
+        return ()
+
+    def refresh_body(self, now: float) -> None:
+        """Draws the widgets between header and footer."""
+
+    def fit_size(self, width: int, height: int) -> None:
+        """Sets heights and what is shown for this size; called when the size changes."""
+
+    def draw(self) -> None:
+        """Draws everything from the state at hand."""
+        if not self.is_mounted or not self.is_current or self.has_class("-small"):
+            self._draw_small()
+            return
+        now = time.time()
+        self._draw_frame(now)
+        self.refresh_body(now)
+
+    def _draw_frame(self, now: float) -> None:
+        app = self.console_app
+        width = self.size.width
+        flag = "read-only" if app.read_only else ""
+        top = self.query_one("#header", Lines)
+        if self.size.height >= ROOMY_HEIGHT and self.SCOPE == "overview":
+            top.styles.height = 2
+            top.show(headers(app.state, width, now, app.lost, flag))
+        else:
+            top.styles.height = 1
+            top.show([header(app.state, width, now, app.lost, flag)])
+        self.query_one("#footer", Lines).show([self.footer_line(width)])
+
+    def footer_line(self, width: int) -> Line:
+        """A message while there is one, else the keys."""
+        app = self.console_app
+        if app.message:
+            return fit_line([(" ", "text"), *app.message], width)
+        return keys_line(self.footer_actions(), app.settings.keys, width)
+
+    def footer_actions(self) -> Iterable[actions.Action]:
+        """What the footer names."""
+        return actions.footer(self.SCOPE)
+
+    def _draw_small(self) -> None:
+        if self.is_mounted and self.has_class("-small"):
+            width, height = self.size
+            text = f"too small: {width}x{height}, needs {LEAST_WIDTH}x{LEAST_HEIGHT}"
+            self.query_one("#small", Lines).show([fit_line([(text, "warn")], width)])
+
+    def on_resize(self, event: Resize) -> None:
+        width, height = event.size
+        self.set_class(width < LEAST_WIDTH or height < LEAST_HEIGHT, "-small")
+        self.fit_size(width, height)
+        self.call_after_refresh(self.draw)
+
+    def on_screen_resume(self, event: ScreenResume) -> None:
+        self.call_after_refresh(self.draw)
+
+
+def keys_line(shown: Iterable[actions.Action], keymap: dict[str, str], width: int) -> Line:
+    """As many keys as fit, most important first; leaving is always at the right."""
+    quit_action = actions.by_name("quit")
+    tail: Line = [(actions.key_label(quit_action, keymap), "key"), (" leave ", "hint")]
+    line: Line = [(" ", "text")]
+    for action in shown:
+        if action.name == "quit":
+            continue
+        part: Line = [(actions.key_label(action, keymap), "key"), (f" {action.title}  ", "hint")]
+        if line_width(line) + line_width(part) + line_width(tail) > width:
+            continue
+        line += part
+    room = width - line_width(line) - line_width(tail)
+    return fit_line([*line, (" " * max(room, 0), "text"), *tail], width)

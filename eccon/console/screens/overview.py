@@ -1,0 +1,217 @@
+"""The default screen: the whole cluster at a glance."""
+
+import time
+from collections.abc import Iterable
+from typing import ClassVar
+
+from textual.app import ComposeResult
+from textual.binding import BindingType
+from textual.containers import Horizontal, Vertical
+from textual.content import Content
+
+from eccon.console import actions
+from eccon.console.draw import events, figures, flow, processes, traces
+from eccon.console.draw.text import Line, clean, fit_line
+from eccon.console.screens.base import ConsoleScreen, bindings
+from eccon.console.widgets.lines import Lines
+from eccon.console.widgets.rows import Rows
+from eccon.model import Process
+
+__all__ = ["Overview"]
+
+CHARTS_WIDTH, CHARTS_HEIGHT = 108, 28
+EVENTS_BESIDE, EVENTS_BELOW = 150, 38
+
+
+class Overview(ConsoleScreen):
+    """Processes, alarms, charts, traces, events; what does not fit is a key away."""
+
+    SCOPE: ClassVar[str] = "overview"
+    BINDINGS: ClassVar[list[BindingType]] = bindings("overview")
+    AUTO_FOCUS = "#processes"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words = ""
+        self._names: tuple[str, ...] = ()
+        self._titles: dict[str, str] = {}
+
+    def body(self) -> ComposeResult:
+        with Vertical(id="p-processes", classes="panel"):
+            yield Rows("no process yet", id="processes")
+        yield Lines(id="detail")
+        yield Lines(id="alarms")
+        with Horizontal(id="middle"):
+            for name in ("flow", "transfer", "ttft", "fanout"):
+                with Vertical(id=f"p-{name}", classes="panel"):
+                    yield Lines(id=name)
+        with Horizontal(id="bottom"):
+            with Vertical(id="p-traces", classes="panel"):
+                yield Rows("no request yet   p sends a test prompt", sticky_top=True, id="traces")
+            with Vertical(id="p-events", classes="panel"):
+                yield Lines(id="events")
+
+    def on_mount(self) -> None:
+        for name, title in (
+            ("processes", "Processes"),
+            ("flow", "Flow"),
+            ("transfer", "Transfer ms"),
+            ("ttft", "First byte ms"),
+            ("fanout", "Fan-out items/s"),
+            ("traces", "Traces"),
+            ("events", "Events"),
+        ):
+            self.query_one(f"#p-{name}").border_title = title
+
+    @property
+    def processes(self) -> Rows:
+        """The table of processes."""
+        return self.query_one("#processes", Rows)
+
+    @property
+    def traces(self) -> Rows:
+        """The list of requests."""
+        return self.query_one("#traces", Rows)
+
+    def chosen_process(self) -> Process | None:
+        """The process under the cursor."""
+        return self.state.process(self.processes.chosen or "")
+
+    def fit_size(self, width: int, height: int) -> None:
+        boxed = width >= 100 and height >= 26
+        self.set_class(boxed, "-boxed")
+        charts = width >= CHARTS_WIDTH and height >= CHARTS_HEIGHT and not self.console_app.low_bandwidth
+        self.set_class(charts, "-charts")
+        self.set_class(charts and width >= 150, "-wide")
+        self.set_class(width >= EVENTS_BESIDE, "-beside")
+        self.set_class(width < EVENTS_BESIDE and height >= EVENTS_BELOW, "-below")
+        self.set_class(height < 14, "-short")
+        self._fit_table(height)
+
+    def _fit_table(self, height: int) -> None:
+        rows = sum(processes.matches(p, self.words) for p in self.state.processes)
+        frame = 2 if self.has_class("-boxed") else 1
+        most = height - 3 if self.has_class("-short") else max(4, height * (55 if height < 30 else 45) // 100)
+        self.query_one("#p-processes").styles.height = min(max(rows, 1) + 1 + frame, max(most, 3))
+
+    def refresh_body(self, now: float) -> None:
+        state, app = self.state, self.console_app
+        names = tuple(p.name for p in state.processes if processes.matches(p, self.words))
+        if names != self._names:
+            self._names = names
+            self._fit_table(self.size.height)
+        table = self.processes
+        heading, rows = processes.table(state, table.size.width, now, app.history.rates(), self.words)
+        table.put(heading, rows, f"no process matches {self.words!r}" if self.words else "no process yet")
+        self._title("processes", f"Processes  filter: {self.words}" if self.words else "Processes")
+        self._draw_detail(now)
+        self._draw_alarms(now)
+        if self.has_class("-charts"):
+            self._draw_charts()
+        self._draw_traces(now)
+        recent = self.query_one("#events", Lines)
+        if recent.size.height:
+            newest = reversed(state.events[-recent.size.height :])
+            recent.show([events.event(e, recent.size.width) for e in newest])
+
+    def _title(self, name: str, title: str) -> None:
+        if self._titles.get(name) != title:
+            self._titles[name] = title
+            self.query_one(f"#p-{name}").border_title = Content(clean(title))
+
+    def _draw_detail(self, now: float) -> None:
+        line = self.query_one("#detail", Lines)
+        process = self.chosen_process()
+        if line.size.height:
+            line.show([fit_line(detail_line(process, now) if process else [], line.size.width)])
+
+    def _draw_alarms(self, now: float) -> None:
+        app = self.console_app
+        strip = self.query_one("#alarms", Lines)
+        alarms = [a for a in self.state.alarms if a.key not in app.acknowledged]
+        room = 1 if self.size.height < 26 else 3
+        strip.styles.height = min(len(alarms), room)
+        keys = {a.name: actions.key_label(a, app.settings.keys) for a in actions.in_scope(self.SCOPE)}
+        lines = [events.alarm(a, self.size.width, now, keys) for a in alarms[:room]]
+        if len(alarms) > room:
+            more: Line = [(f" +{len(alarms) - room} ", "warn")]
+            lines[-1] = [*fit_line(lines[-1], self.size.width - len(more[0][0])), *more]
+        strip.show(lines)
+
+    def _draw_charts(self) -> None:
+        app = self.console_app
+        history, window = app.history, app.window
+        box = self.query_one("#flow", Lines)
+        box.show(flow.flow(self.state, box.size.width, flow.token_rate(self.state.traces, time.time())))
+        for name in ("transfer", "ttft"):
+            box = self.query_one(f"#{name}", Lines)
+            if box.size.height:
+                series = ((name, "bar"), (f"{name}99", "frame"))
+                box.show(flow.chart(history, series, box.size.width, box.size.height, window))
+        box = self.query_one("#fanout", Lines)
+        box.show(flow.fanout(self.state, history, box.size.width, box.size.height, window))
+
+    def _draw_traces(self, now: float) -> None:
+        box = self.traces
+        if box.size.height:
+            newest = list(reversed(self.state.traces[-200:]))
+            box.put(*traces.table(newest, box.size.width, now))
+
+    def on_rows_moved(self, message: Rows.Moved) -> None:
+        if message.rows.id == "processes":
+            self._draw_detail(time.time())
+
+    def on_rows_opened(self, message: Rows.Opened) -> None:
+        self.console_app.act("open")
+
+    def act_open(self) -> None:
+        """The waterfall of the chosen request, or the detail of the chosen process."""
+        if self.traces.has_focus and self.traces.chosen:
+            self.console_app.open_trace(self.traces.chosen)
+        elif process := self.chosen_process():
+            self.console_app.open_detail(process.name)
+
+    def act_window(self) -> None:
+        """The next span of the charts."""
+        self.console_app.next_window()
+
+    def act_back(self) -> None:
+        """Ends the filter."""
+        if self.words:
+            self.words = ""
+            self.draw()
+
+    def act_filter(self) -> None:
+        """Asks for the words of a filter."""
+
+        def done(words: str | None) -> None:
+            if words is not None:
+                self.words = words
+                self.draw()
+
+        self.console_app.ask_line("Filter processes", self.words, done)
+
+    def panes(self) -> Iterable[tuple[str, str]]:
+        """Panes that jump mode offers, as (id, what it is)."""
+        return (("processes", "Processes"), ("traces", "Traces"))
+
+
+def detail_line(process: Process, now: float) -> Line:
+    """The chosen process in one line, for terminals whose table has no room for it."""
+    parts: list[str] = [process.role.value]
+    if process.url:
+        parts.append(process.url)
+    if process.pid is not None:
+        parts.append(f"pid {process.pid}")
+    if process.started_at is not None:
+        parts.append(f"up {figures.uptime(now - process.started_at)}")
+    if process.cpu_percent is not None:
+        parts.append(f"cpu {figures.percent(process.cpu_percent)}")
+    if process.rss_bytes is not None:
+        parts.append(f"mem {figures.gib(process.rss_bytes)}")
+    if process.restarts:
+        parts.append(f"{process.restarts} restart{'s' if process.restarts > 1 else ''}")
+    line: Line = [(f" {clean(process.name)}  ", "title"), ("  ".join(clean(p) for p in parts), "dim")]
+    if why := processes.reason(process):
+        line.append((f"  {why}", "warn"))
+    return line

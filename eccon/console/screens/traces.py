@@ -1,0 +1,96 @@
+"""All requests, newest first: live, pausable, with a filter."""
+
+import time
+from collections.abc import Iterable
+from typing import ClassVar
+
+from textual.binding import BindingType
+
+from eccon.console.draw import traces
+from eccon.console.draw.text import clean, fit_line
+from eccon.console.export import write_json
+from eccon.console.screens.base import ConsoleScreen, bindings
+from eccon.console.widgets.lines import Lines
+from eccon.console.widgets.rows import Rows
+from eccon.model import Trace
+
+__all__ = ["Traces"]
+
+
+class Traces(ConsoleScreen):
+    """The list of requests."""
+
+    SCOPE: ClassVar[str] = "traces"
+    BINDINGS: ClassVar[list[BindingType]] = bindings("traces")
+    AUTO_FOCUS = "#list"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words = ""
+        self.held: tuple[Trace, ...] | None = None
+
+    def body(self) -> Iterable[Lines]:
+        yield Lines(id="caption")
+        yield Rows("no request yet", sticky_top=True, id="list")
+
+    @property
+    def rows(self) -> Rows:
+        """The list."""
+        return self.query_one("#list", Rows)
+
+    def refresh_body(self, now: float) -> None:
+        known = self.state.traces if self.held is None else self.held
+        shown = [t for t in reversed(known) if traces.matches(t, self.words)]
+        caption = [(" Traces ", "title"), (f" {len(shown)} of {len(known)}", "dim")]
+        if self.words:
+            caption.append((f"  filter: {clean(self.words)}", "accent"))
+        if self.held is not None:
+            missed = sum(t not in self.held for t in self.state.traces[-200:])
+            caption.append((f"  paused, {missed} new or changed", "warn"))
+        self.query_one("#caption", Lines).show([fit_line(caption, self.size.width)])
+        none = (
+            f"no request matches {self.words!r}" if self.words else "no request yet   p sends a test prompt"
+        )
+        self.rows.put(*traces.table(shown, self.rows.size.width, now), none)
+
+    def chosen(self) -> Trace | None:
+        """The request under the cursor."""
+        return next((t for t in self.state.traces if t.id == self.rows.chosen), None)
+
+    def on_rows_opened(self, message: Rows.Opened) -> None:
+        self.console_app.act("open")
+
+    def act_open(self) -> None:
+        """The waterfall of the chosen request."""
+        if self.rows.chosen:
+            self.console_app.open_trace(self.rows.chosen)
+
+    def act_pause(self) -> None:
+        """Holds the list still, or lets it go on."""
+        self.held = self.state.traces if self.held is None else None
+        self.refresh_body(time.time())
+
+    def act_logs(self) -> None:
+        """The log lines of the chosen request."""
+        if trace := self.chosen():
+            self.console_app.open_trace_logs(trace)
+
+    def act_copy(self) -> None:
+        """The chosen request as curl."""
+        if trace := self.chosen():
+            self.console_app.copy_trace(trace)
+
+    def act_export(self) -> None:
+        """The chosen request as JSON in a file."""
+        if trace := self.chosen():
+            self.console_app.say(write_json(trace))
+
+    def act_filter(self) -> None:
+        """Asks for the words of a filter."""
+
+        def done(words: str | None) -> None:
+            if words is not None:
+                self.words = words
+                self.draw()
+
+        self.console_app.ask_line("Filter requests: words, status, encoder, >seconds", self.words, done)

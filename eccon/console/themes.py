@@ -1,0 +1,211 @@
+"""Themes from small TOML files, ours and the user's; a broken one is reported and never fatal.
+
+A theme names a dozen colours; everything drawn uses tokens made of them.
+"""
+
+import os
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from rich.style import Style
+from textual.color import Color, ColorParseError
+from textual.theme import Theme
+
+import eccon
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+__all__ = ["DEFAULT", "NO_COLOUR", "Palette", "ThemeFile", "load_all", "user_directory"]
+
+DEFAULT = "eccon-dark"
+NO_COLOUR = "ansi"
+
+TOKENS: dict[str, str] = {
+    "text": "text",
+    "dim": "dim",
+    "head": "dim",
+    "title": "text bold",
+    "accent": "accent",
+    "ok": "ok",
+    "warn": "warn bold",
+    "bad": "bad bold",
+    "second": "second",
+    "busy": "busy",
+    "error": "bad",
+    "bar": "accent",
+    "frame": "faint",
+    "key": "accent bold",
+    "hint": "dim",
+    "top": "text",
+    "topdim": "dim",
+    "brand": "accent bold reverse",
+    "encode": "accent",
+    "move": "second bold",
+    "gate": "dim",
+    "pd": "ok",
+    "stream": "ok",
+    "match": "warn bold reverse",
+    "found": "warn underline",
+    "cursor": "text",
+}
+"""Token → colour and attributes. A theme's [styles] table may override each."""
+
+ATTRIBUTES = ("bold", "dim", "italic", "underline", "reverse", "strike")
+
+
+class Colours(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The colours of a theme: #rrggbb, or ansi_… names in an ANSI theme."""
+
+    background: str
+    surface: str
+    panel: str
+    text: str
+    dim: str
+    faint: str
+    accent: str
+    second: str
+    ok: str
+    warn: str
+    bad: str
+    busy: str
+    cursor: str
+    """Background of the chosen line."""
+
+
+class ThemeFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One theme as its file says."""
+
+    name: str
+    title: str
+    colours: Colours
+    dark: bool = True
+    ansi: bool = False
+    styles: dict[str, str] = {}
+
+    def textual(self) -> Theme:
+        """The same as a theme of Textual."""
+        c = self.colours
+        return Theme(
+            name=self.name,
+            primary=c.accent,
+            secondary=c.second,
+            warning=c.warn,
+            error=c.bad,
+            success=c.ok,
+            accent=c.accent,
+            foreground=c.text,
+            background=c.background,
+            surface=c.surface,
+            panel=c.panel,
+            dark=self.dark,
+            ansi=self.ansi,
+            variables={
+                "faint": c.faint,
+                "dim": c.dim,
+                "cursor": c.cursor,
+                "top": c.panel,
+                "border": c.accent,
+                "border-blurred": c.faint,
+                "block-cursor-background": c.cursor,
+                "block-cursor-foreground": c.text,
+                "block-cursor-text-style": "bold",
+                "input-selection-background": c.cursor,
+                "scrollbar": c.faint,
+                "scrollbar-hover": c.dim,
+                "scrollbar-active": c.accent,
+                "scrollbar-background": c.background,
+                "scrollbar-background-hover": c.background,
+                "scrollbar-background-active": c.background,
+                "scrollbar-corner-color": c.background,
+                "screen-selection-background": c.cursor,
+                "screen-selection-foreground": c.text,
+            },
+        )
+
+
+class Palette:
+    """Styles of the tokens in a theme."""
+
+    def __init__(self, theme: ThemeFile) -> None:
+        self.theme = theme
+        specs = {**TOKENS, **theme.styles}
+        self._styles = {token: _style(spec, theme.colours) for token, spec in specs.items()}
+        self.cursor = Style(bgcolor=Color.parse(theme.colours.cursor).rich_color)
+        if theme.ansi:
+            self.cursor = Style(reverse=True)
+
+    def __getitem__(self, token: str) -> Style:
+        """The style of a token; "#rrggbb,#rrggbb" is a cell of an image: its upper and lower half."""
+        style = self._styles.get(token)
+        if style is None:
+            style = self._styles["text"]
+            if token.startswith("#"):
+                above, _, below = token.partition(",")
+                return Style(color=above, bgcolor=below)
+        return style
+
+
+def _style(spec: str, colours: Colours) -> Style:
+    attributes: dict[str, bool] = {}
+    colour = None
+    for word in spec.split():
+        if word in ATTRIBUTES:
+            attributes[word] = True
+        else:
+            colour = Color.parse(getattr(colours, word, word)).rich_color
+    return Style(color=colour, **attributes)  # type: ignore[arg-type]
+
+
+def user_directory() -> Path:
+    """Where a user's themes and keys are: `$XDG_CONFIG_HOME/eccon`, else `~/.config/eccon`."""
+    base = os.environ.get("XDG_CONFIG_HOME")
+    return (Path(base) if base else Path.home() / ".config") / "eccon"
+
+
+def _shipped() -> Path:
+    package = Path(eccon.__file__).parent
+    inside = package / "themes"  # in a wheel; in a checkout they lie beside the package
+    return inside if inside.is_dir() else package.parent / "themes"
+
+
+def load_all(extra: Iterable[Path] = ()) -> tuple[dict[str, ThemeFile], list[str]]:
+    """All themes by name, ours first, the user's over them; and what is wrong with the files left out."""
+    themes: dict[str, ThemeFile] = {}
+    failed: list[str] = []
+    for directory in (_shipped(), user_directory() / "themes", *extra):
+        for path in sorted(directory.glob("*.toml")) if directory.is_dir() else ():
+            try:
+                theme = _load(path)
+            except (OSError, ValueError, msgspec.ValidationError) as e:
+                failed.append(f"theme {path}: {e}")
+            else:
+                themes[theme.name] = theme
+    return themes, failed
+
+
+def _load(path: Path) -> ThemeFile:
+    data: Any = tomllib.loads(path.read_text(encoding="utf-8"))
+    theme = msgspec.convert(data, ThemeFile)
+    for field in msgspec.structs.fields(Colours):
+        value = getattr(theme.colours, field.name)
+        try:
+            Color.parse(value)
+        except ColorParseError:
+            msg = f"{value!r} is no colour (colours.{field.name})"
+            raise ValueError(msg) from None
+    for token, spec in theme.styles.items():
+        if token not in TOKENS:
+            msg = f"{token!r} is no token (styles)"
+            raise ValueError(msg)
+        try:
+            _style(spec, theme.colours)
+        except ColorParseError:
+            msg = f"{spec!r} is no style (styles.{token})"
+            raise ValueError(msg) from None
+    return theme

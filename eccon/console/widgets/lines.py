@@ -1,0 +1,90 @@
+"""A widget of lines that repaints only those that changed."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, cast
+
+from rich.cells import cell_len
+from rich.segment import Segment
+from rich.style import Style
+from textual.geometry import Region
+from textual.selection import Selection
+from textual.strip import Strip
+from textual.widget import Widget
+
+from eccon.console.draw.text import Line, plain
+
+if TYPE_CHECKING:
+    from eccon.console.app import ConsoleApp
+
+__all__ = ["Lines"]
+
+
+class Lines(Widget):
+    """Draws what `show` was last given; lines equal to the old ones cost nothing."""
+
+    DEFAULT_CSS = "Lines { height: 1; width: 1fr; }"
+
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self._lines: list[Line] = []
+        self._cursor = -1
+
+    @property
+    def console_app(self) -> "ConsoleApp":
+        """The app, by its own type."""
+        return cast("ConsoleApp", self.app)
+
+    @property
+    def text(self) -> str:
+        """What is shown, without styles."""
+        return "\n".join(plain(line) for line in self._lines)
+
+    def show(self, lines: Sequence[Line], cursor: int = -1) -> None:
+        """Shows these lines from the top; the one at index `cursor` is the chosen one."""
+        old, was = self._lines, self._cursor
+        self._lines, self._cursor = list(lines), cursor
+        width = self.size.width
+        for y in range(max(len(old), len(lines))):
+            a = old[y] if y < len(old) else None
+            b = lines[y] if y < len(lines) else None
+            if a != b or (y in (cursor, was) and cursor != was):
+                self.refresh(Region(0, y, width, 1))
+
+    def render_line(self, y: int) -> Strip:
+        width = self.size.width
+        base = self.rich_style
+        if y >= len(self._lines):
+            return Strip.blank(width, base)
+        palette = self.console_app.palette
+        faded = self.console_app.faded
+        segments = []
+        for text, token in self._lines[y]:
+            style = base + palette["dim" if faded and token not in ("bad", "key") else token]
+            segments.append(Segment(text, style))
+        strip = Strip(segments).adjust_cell_length(width, base)
+        if y == self._cursor:
+            strip = Strip([Segment(t, (s or base) + palette.cursor, c) for t, s, c in strip], width)
+        selection = self.text_selection
+        if selection is not None and (span := selection.get_span(y)) is not None:
+            strip = self._selected(strip, span)
+        return strip.apply_offsets(0, y)
+
+    def _selected(self, strip: Strip, span: tuple[int, int]) -> Strip:
+        start, end = span
+        text = strip.text
+        stop = len(text) if end == -1 else end
+        left = cell_len(text[:start])
+        right = cell_len(text[:stop])
+        style: Style = self.screen.get_component_rich_style("screen--selection")
+        parts = list(strip.divide([left, right, strip.cell_length]))
+        return Strip.join(
+            [parts[0], Strip([Segment(t, (s or style) + style, c) for t, s, c in parts[1]]), *parts[2:]]
+        )
+
+    def get_selection(self, selection: Selection) -> tuple[str, str] | None:
+        """What the mouse marked, as text; trailing blanks are layout and stay behind."""
+        text = selection.extract("\n".join(plain(line).rstrip() for line in self._lines))
+        return text, "\n"
+
+    def selection_updated(self, selection: Selection | None) -> None:
+        self.refresh()
