@@ -253,15 +253,13 @@ async def test_with_a_full_disk_lines_are_dropped_and_counted_and_the_program_li
 async def test_a_flood_is_not_slowed(kept: Kept) -> None:
     """50,000 lines a second of 200 bytes, as far as this machine can make them."""
     code = (
-        "import sys,time\nline = b'f' * 199 + b'\\n'\nout = open(sys.argv[1], 'ab', 0)\nt = time.monotonic()\n"
+        "import sys,time\nline = b'f' * 199 + b'\\n'\nout = open(sys.argv[1], 'ab', 0)\n"
+        "t = time.monotonic()\n"
         "for n in range(200):\n    out.write(line * 500)\n    left = t + n * .01 - time.monotonic()\n"
         "    left > 0 and time.sleep(left)\nprint('took', time.monotonic() - t, flush=True)"
     )
-    alone = float(
-        subprocess.run(
-            [sys.executable, "-c", code, "/dev/null"], check=True, capture_output=True
-        ).stdout.split()[1]
-    )
+    run = subprocess.run([sys.executable, "-c", code, "/dev/null"], check=True, capture_output=True)
+    alone = float(run.stdout.split()[1])
     kept.start(sys.executable, "-c", code, "/dev/stderr", log_bytes=4 << 20)
     await kept.over(20)
     text = b"".join(f.read_bytes() for f in sorted(kept.directory.glob("x.log*"), reverse=True))

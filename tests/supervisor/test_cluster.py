@@ -1,0 +1,347 @@
+"""The daemon with real processes: order, restarts, crashes, orphans, strangers on ports, who may act."""
+
+import asyncio
+import os
+import signal
+import socket
+import stat
+import time
+from pathlib import Path
+
+import pytest
+
+from eccon.client import ControlError, NotRunning
+from eccon.model import ClusterState, State
+from eccon.supervisor import DaemonError, start_daemon
+from tests.supervisor.conftest import Site, until
+
+
+def texts(state: ClusterState, subject: str) -> list[str]:
+    """What happened to one process."""
+    return [e.text for e in state.events if e.subject == subject]
+
+
+async def test_the_pd_first_then_encoders_and_nothing_is_left_at_the_end(site: Site) -> None:
+    client = await site.up(FAKE_PD="slow=0.5")
+    state = await client.state()
+    assert [p.name for p in state.processes] == ["proxy", "pd", "encoder-0", "encoder-1"]
+    assert state.cluster.health == "ok"
+    pd_ready = next(e.at for e in state.events if e.subject == "pd" and "→ ready" in e.text)
+    for name in ("encoder-0", "encoder-1"):
+        assert "stopped → waiting: for the PD, which is" in texts(state, name)[0]
+        process = state.process(name)
+        assert process is not None
+        assert process.started_at is not None
+        assert process.started_at >= pd_ready
+    await site.down()
+    assert not site.paths.control_socket.exists()
+
+
+async def test_restart_gives_another_pid_and_twenty_toggles_end_in_the_last_wish(site: Site) -> None:
+    client = await site.up()
+    before = await site.process("encoder-0")
+    await client.restart("encoder-0")
+    after = (await site.see(lambda s: _is(s, "encoder-0", State.READY, not_pid=before.pid))).process(
+        "encoder-0"
+    )
+    assert after is not None
+    assert after.restarts == 1
+    for n in range(20):
+        await (client.stop if n % 2 else client.start)("encoder-1")
+    await site.see(lambda s: _is(s, "encoder-1", State.STOPPED))
+    await asyncio.gather(*((client.start if n % 2 else client.stop)("encoder-1") for n in range(19)))
+    await client.start("encoder-1")
+    await site.see(lambda s: _is(s, "encoder-1", State.READY))
+    await client.restart("encoder-1")
+    await client.restart("encoder-1")
+    state = await site.settled()
+    process = state.process("encoder-1")
+    assert process is not None
+    assert sum("→ starting" in t for t in texts(state, "encoder-1")) == process.restarts + 1
+
+
+def _is(state: ClusterState, name: str, wanted: State, *, not_pid: int | None = None) -> bool:
+    p = state.process(name)
+    return p is not None and p.state is wanted and (not_pid is None or p.pid != not_pid)
+
+
+async def test_a_killed_parent_s_children_are_ended_before_it_is_started_again(site: Site) -> None:
+    """The engine in its own session keeps the device; a second one beside it would fail."""
+    client = await site.up(FAKE="apart")
+    before = await site.process("encoder-0")
+    assert before.pid
+    tree = set(site.left())
+    os.kill(before.pid, signal.SIGKILL)
+    state = await site.see(lambda s: _is(s, "encoder-0", State.READY, not_pid=before.pid))
+    assert "killed by signal 9" in texts(state, "encoder-0")
+    process = state.process("encoder-0")
+    assert process is not None
+    assert process.exit is not None
+    assert (process.exit.signal, process.exit.asked) == (9, False)
+    fresh = set(site.left())
+    assert len(fresh) == len(tree)
+    pd = await site.process("pd")
+    assert pd.restarts == 0
+    await client.stop("encoder-0")
+    await site.see(lambda s: _is(s, "encoder-0", State.STOPPED))
+    assert len(site.left()) == len(tree) - 3
+
+
+async def test_the_pd_s_death_leaves_the_encoders_alone_and_new_ones_wait_for_it(site: Site) -> None:
+    client = await site.up(FAKE_PD="slow=0.4")
+    before = await client.state()
+    pd = await site.process("pd")
+    assert pd.pid
+    os.kill(pd.pid, signal.SIGKILL)
+    await site.see(lambda s: s.cluster.health == "unavailable")
+    await client.restart("encoder-1")
+    await site.see(lambda s: _is(s, "encoder-1", State.WAITING))
+    after = await site.settled()
+    assert after.process("encoder-0") is not None
+    assert after.process("encoder-0").pid == before.process("encoder-0").pid  # type: ignore[union-attr]
+
+
+async def test_stubborn_ones_are_killed_together_after_the_grace(site: Site) -> None:
+    await site.up(encoders=4, grace=1.0, FAKE="stubborn")
+    begun = time.monotonic()
+    await site.client.down()
+    asked_to_look = time.monotonic()
+    await site.client.state()
+    assert time.monotonic() - asked_to_look < 0.5
+    state = await site.see(lambda s: all(p.state is State.STOPPED for p in s.processes))
+    assert time.monotonic() - begun < 1 + 3.5
+    for name in ("pd", "encoder-0", "encoder-3"):
+        process = state.process(name)
+        assert process is not None
+        assert process.exit is not None
+        assert (process.exit.signal, process.exit.asked) == (9, True)
+
+
+@pytest.mark.parametrize(
+    ("vice", "told"),
+    [("exit=1", "exited with code 1"), ("exit=0", "without being asked"), ("crash", "killed by signal 6")],
+)
+async def test_a_crash_loop_ends_as_failed_with_the_last_lines(site: Site, vice: str, told: str) -> None:
+    site.write(failures=3, FAKE_PD=vice)
+    client = await site.start()
+    await client.up()
+    state = await site.see(lambda s: _is(s, "pd", State.FAILED))
+    pd = state.process("pd")
+    assert pd is not None
+    assert told in pd.reason
+    assert "3 deaths in a row" in pd.reason
+    assert any("vLLM API server version" in line for line in pd.last_lines)
+    assert sum("→ starting" in t for t in texts(state, "pd")) == 3
+    assert _is(state, "encoder-0", State.WAITING)
+    await client.start("pd")
+    await site.see(lambda s: s.process("pd").restarts > pd.restarts)  # type: ignore[union-attr]
+    await site.see(lambda s: _is(s, "pd", State.FAILED))
+
+
+async def test_short_lives_that_were_ready_count_as_deaths_too(site: Site) -> None:
+    site.write(failures=3, FAKE_ENCODER="short=0.6", encoders=1)
+    client = await site.start()
+    await client.up()
+    state = await site.see(lambda s: _is(s, "encoder-0", State.FAILED))
+    assert sum("→ ready" in t for t in texts(state, "encoder-0")) >= 1
+    assert _is(state, "pd", State.READY)
+
+
+async def test_up_with_a_taken_port_names_its_holder_and_starts_nothing(site: Site) -> None:
+    site.write()
+    client = await site.start()
+    with socket.socket() as http, socket.socket() as pull:
+        http.bind(("127.0.0.1", site.base + 4))
+        http.listen()
+        pull.bind(("0.0.0.0", site.base + 2))
+        with pytest.raises(ControlError) as refused:
+            await client.up()
+        assert refused.value.status == 409
+        assert f"encoder-1: port {site.base + 4} is held by pid {os.getpid()} (" in str(refused.value)
+        assert f"pd: port {site.base + 2} is held by a process that cannot be named" in str(refused.value)
+        state = await client.state()
+        assert all(p.state is State.STOPPED for p in state.processes)
+    await client.up()
+    await site.settled()
+
+
+async def test_a_port_that_is_taken_later_blocks_one_process_and_is_taken_back(site: Site) -> None:
+    client = await site.up()
+    await client.stop("encoder-1")
+    await site.see(lambda s: _is(s, "encoder-1", State.STOPPED))
+    with socket.socket() as stranger:
+        stranger.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        stranger.bind(("127.0.0.1", site.base + 4))
+        stranger.listen()
+        await client.start("encoder-1")
+        state = await site.see(lambda s: s.cluster.health == "degraded")
+        assert _is(state, "encoder-1", State.BLOCKED)
+        assert f"pid {os.getpid()}" in state.process("encoder-1").reason  # type: ignore[union-attr]
+    await site.settled()
+
+
+async def test_another_server_s_answer_is_not_taken_for_ours(site: Site) -> None:
+    site.write(FAKE_PD="stranger")
+    client = await site.start()
+    await client.up()
+    state = await site.see(lambda s: "another server" in s.process("pd").reason)  # type: ignore[union-attr]
+    assert not _is(state, "pd", State.READY)
+    assert _is(state, "encoder-0", State.WAITING)
+
+
+async def test_add_and_remove(site: Site) -> None:
+    client = await site.up()
+    assert await client.add() == "encoder-2"
+    state = await site.see(lambda s: _is(s, "encoder-2", State.READY))
+    assert state.process("encoder-2").port == site.base + 5  # type: ignore[union-attr]
+    await client.remove("encoder-0")
+    state = await site.see(lambda s: s.process("encoder-0") is None)
+    assert state.cluster.health == "ok"
+    with pytest.raises(ControlError, match="no process is called 'encoder-0'"):
+        await client.restart("encoder-0")
+    assert await client.add() == "encoder-0"
+    await site.settled()
+    with pytest.raises(ControlError, match="only encoders"):
+        await client.remove("pd")
+
+
+async def test_a_new_daemon_finds_everything_as_it_was(site: Site) -> None:
+    client = await site.up(encoders=3)
+    await client.add()
+    before = await site.settled()
+    os.kill(site.daemon_pid(), signal.SIGKILL)
+    with pytest.raises(NotRunning):
+        await client.state()
+    # One dies while there is no daemon, one shim is killed: both are found out.
+    lost = before.process("encoder-1")
+    assert lost is not None
+    assert lost.pid
+    os.kill(lost.pid, signal.SIGKILL)
+    shims = [p for p in site.left() if b"encoder-2@" in Path(f"/proc/{p}/cmdline").read_bytes()]
+    os.kill(shims[0], signal.SIGKILL)
+    await until(lambda: not Path(f"/proc/{shims[0]}").exists(), 5, "the shim's end")
+    await site.start()
+    after = await site.see(
+        lambda s: s.cluster.health == "ok" and _is(s, "encoder-1", State.READY, not_pid=lost.pid)
+    )
+    for name in ("proxy", "pd", "encoder-0", "encoder-2", "encoder-3"):
+        old, new = before.process(name), after.process(name)
+        assert old is not None
+        assert new is not None
+        assert (old.pid, old.restarts) == (new.pid, new.restarts), name
+    assert any("a new one took over" in t for t in texts(after, "encoder-2"))
+    assert any("killed by signal 9" in t for t in texts(after, "encoder-1"))
+    assert any("ready after" in t for t in texts(after, "encoder-0")), "the history of the first daemon"
+    assert after.seq > before.seq
+
+
+async def test_a_daemon_that_is_told_to_end_leaves_the_cluster_running(site: Site) -> None:
+    client = await site.up()
+    pids = {p.name: p.pid for p in (await client.state()).processes}
+    os.kill(site.daemon_pid(), signal.SIGTERM)
+    await until(lambda: not site.paths.control_socket.exists(), 10, "the daemon's end")
+    begun = time.monotonic()
+    await site.start()
+    state = await site.see(lambda s: s.cluster.health == "ok")
+    assert {p.name: p.pid for p in state.processes} == pids
+    assert time.monotonic() - begun < 10
+
+
+async def test_a_killed_shim_is_replaced_while_the_server_runs_on(site: Site) -> None:
+    await site.up()
+    before = await site.process("pd")
+    shims = [p for p in site.left() if b"pd@" in Path(f"/proc/{p}/cmdline").read_bytes()]
+    os.kill(shims[0], signal.SIGKILL)
+    state = await site.see(lambda s: any("a new one took over" in t for t in texts(s, "pd")))
+    assert state.process("pd").pid == before.pid  # type: ignore[union-attr]
+    assert _is(state, "pd", State.READY)
+    assert before.pid
+    os.kill(before.pid, signal.SIGKILL)
+    state = await site.see(lambda s: _is(s, "pd", State.READY, not_pid=before.pid))
+    assert any("exit status is unknown" in t for t in texts(state, "pd"))
+
+
+async def test_there_is_one_daemon_and_only_this_user_reaches_it(site: Site) -> None:
+    site.write()
+    paths = await asyncio.gather(*(asyncio.to_thread(start_daemon, site.config) for _ in range(3)))
+    assert len(set(paths)) == 1
+    pid = site.daemon_pid()
+    second = await asyncio.create_subprocess_exec(
+        os.sys.executable,  # type: ignore[attr-defined]
+        "-m",
+        "eccon.supervisor",
+        "--config",
+        str(site.config),
+        stderr=asyncio.subprocess.PIPE,
+    )
+    _, err = await second.communicate()
+    assert second.returncode == 1
+    assert f"runs already: pid {pid}" in err.decode()
+    assert stat.S_IMODE(site.paths.control_socket.stat().st_mode) == 0o600
+    assert stat.S_IMODE(site.paths.root.stat().st_mode) == 0o700
+
+
+async def test_a_stale_socket_and_an_old_lock_file_are_no_obstacle(site: Site) -> None:
+    site.write()
+    site.paths.lock.write_text("1\n")
+    with socket.socket(socket.AF_UNIX) as stale:
+        stale.bind(str(site.paths.control_socket))
+    await site.start()
+    assert (await site.client.state()).cluster.health == "stopped"
+
+
+async def test_a_bad_configuration_is_one_message(site: Site) -> None:
+    site.write()
+    text = site.config.read_text()
+    client = await site.up()
+    site.config.write_text(text.replace("count = 2", "count = 0"))
+    with pytest.raises(ControlError, match=r"eccon.toml:\d+: encoders.count = 0"):
+        await client.reload()
+    assert (await client.state()).cluster.health == "ok"
+    site.config.write_text(text.replace("count = 2", "count = 3"))
+    pids = {p.name: p.pid for p in (await client.state()).processes}
+    await client.reload()
+    state = await site.see(lambda s: _is(s, "encoder-2", State.READY))
+    assert {n: state.process(n).pid for n in pids} == pids  # type: ignore[union-attr]
+
+
+async def test_a_daemon_that_cannot_start_says_why(site: Site) -> None:
+    site.write()
+    site.paths.control_socket.mkdir()
+    with pytest.raises(DaemonError, match=r"control\.sock"):
+        await site.start()
+
+
+async def test_it_lingers_for_consoles_and_then_ends_everything(site: Site) -> None:
+    site.write()
+    await asyncio.to_thread(start_daemon, site.config, linger_s=1.5)
+    await site.client.up()
+    stream = site.client.changes(console=True)
+    await anext(stream)
+    await site.settled()
+    await asyncio.sleep(1.7)
+    assert (await site.client.state()).cluster.health == "ok"
+    await stream.aclose()  # type: ignore[attr-defined]
+    await until(lambda: not site.left(), 20, "the end of everything")
+    assert not site.paths.control_socket.exists()
+
+
+async def test_the_log_of_one_is_read_while_another_floods(site: Site) -> None:
+    client = await site.up()
+    lines = [line async for line in client.logs("pd", 50)]
+    assert "Application startup complete." in lines
+    seen: list[str] = []
+
+    async def follow() -> None:
+        async for line in client.logs("encoder-0", 1, follow=True):
+            seen.append(line)
+            if line.startswith("eccon: started pid") and len(seen) > 1:
+                return
+
+    task = asyncio.create_task(follow())
+    await until(lambda: bool(seen), 5, "the first line")
+    await client.restart("encoder-0")
+    await asyncio.wait_for(task, 20)
+    with pytest.raises(ControlError, match="no process is called"):
+        _ = [line async for line in client.logs("nobody")]
+    assert [line async for line in client.logs("daemon", 5)]
