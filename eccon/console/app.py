@@ -196,9 +196,10 @@ class ConsoleApp(Deeds, App[int]):
     def redraw(self) -> None:
         """Draws the screen at hand now; lines that stay the same cost nothing."""
         with self.batch_update():
-            for screen in self.screen_stack:
+            for screen in reversed(self.screen_stack):  # dialogs lie over a screen that still shows
                 if isinstance(screen, ConsoleScreen):
                     screen.draw()
+                    break
         self._schedule_tick()
 
     def _schedule_tick(self) -> None:
@@ -224,7 +225,7 @@ class ConsoleApp(Deeds, App[int]):
     # Terminal
 
     def _display(self, screen: Screen[Any], renderable: Any) -> None:
-        """Sends what differs from the terminal's content; a terminal that is behind gets the next frame instead."""
+        """Sends what differs from what the terminal shows; one that is behind gets a later frame instead."""
         try:
             driver = self._driver
             if (
@@ -259,9 +260,12 @@ class ConsoleApp(Deeds, App[int]):
             self.exit(return_code=129)
             return True
         if driver.busy:
-            self.set_timer(0.2, lambda: self.screen.refresh())
+            self.set_timer(0.2, self._again)
             return True
         return False
+
+    def _again(self) -> None:
+        self.screen.refresh()
 
     def _fatal_error(self) -> None:
         """As Textual, but without the values of variables: they may be secrets."""
@@ -288,9 +292,9 @@ class ConsoleApp(Deeds, App[int]):
         if handler is not None:
             handler()
 
-    def say(self, text: str, token: str = "text", seconds: float = MESSAGE_S) -> None:
+    def say(self, text: str, tone: str = "text", seconds: float = MESSAGE_S) -> None:
         """Shows a message in the place of the footer for a while."""
-        self.message = [(clean(text), token)] if text else []
+        self.message = [(clean(text), tone)] if text else []
         if self._message_timer is not None:
             self._message_timer.stop()
         self._message_timer = self.set_timer(seconds, self._unsay) if text else None

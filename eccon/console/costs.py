@@ -62,9 +62,8 @@ def _encoder(action: str, state: ClusterState, process: Process) -> list[str]:
 
 def _pd(action: str, state: ClusterState, process: Process) -> list[str]:
     n = process.pd.inflight if process.pd else state.cluster.inflight
-    lines = [
-        f"{_n(n, 'request')} at the PD {'end' if action != 'kill' else 'fail'}; no answer until it is ready again"
-    ]
+    end = "fail" if action == "kill" else "end"
+    lines = [f"{_n(n, 'request')} at the PD {end}; no answer until it is ready again"]
     staged = sum(p.encoder.staged for p in state.processes if p.encoder)
     if staged:
         lines.append(f"{_n(staged, 'item')} staged for it are void and encoded again")

@@ -1,9 +1,9 @@
 """What the actions do: open screens, ask, send requests to the daemon."""
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, cast
 
-from textual.driver import Driver
+from textual.drivers.linux_driver import LinuxDriver
 from textual.widgets import Input
 
 from eccon.console import actions, costs, export
@@ -176,7 +176,7 @@ class Deeds:
         self._app.push_screen(Logs(name, search))
 
     def open_trace_logs(self, trace: Trace) -> None:
-        """Opens the log where a request left its first mark: at the encoder of its slowest item, else at the proxy."""
+        """Opens the log of the encoder of the request's slowest item, at its lines, else the proxy's."""
         encodes = [s for s in trace.spans if s.kind == "encode" and s.uuid]
         if encodes:
             slowest = max(encodes, key=lambda s: (s.end or s.start) - s.start)
@@ -241,8 +241,8 @@ class Deeds:
 
     def act_mouse(self) -> None:
         """Gives the mouse to the terminal, or takes it."""
-        driver = cast("Any", self._app._driver)
-        if not isinstance(driver, Driver):
+        driver = self._app._driver
+        if not isinstance(driver, LinuxDriver):
             return
         released = driver._mouse
         if released:

@@ -60,16 +60,16 @@ class ConsoleDriver(LinuxDriver):
     def start_application_mode(self) -> None:
         self._wake = os.pipe()
         self._failed = threading.Event()
-        super().start_application_mode()
+        super().start_application_mode()  # type: ignore[no-untyped-call]
 
     @property
-    def _writer_thread(self) -> WriterThread | None:  # type: ignore[override]
+    def _writer_thread(self) -> WriterThread | None:
         return self._writer
 
     @_writer_thread.setter
     def _writer_thread(self, value: WriterThread | None) -> None:
         """Textual starts its own writer; ours takes its place before it is used."""
-        if value is None:
+        if value is None or self._file is None:
             self._writer = None
             return
         self._writer = _Writer(self._file, self._failed)

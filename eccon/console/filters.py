@@ -58,7 +58,7 @@ def to_ascii(text: str) -> str:
 class Ascii(LineFilter):
     """Replaces every character beyond ASCII by one of the same width."""
 
-    def apply(self, segments: list[Segment], background: Color) -> list[Segment]:
+    def apply(self, segments: list[Segment], background: Color) -> list[Segment]:  # noqa: ARG002  Textual's
         return [s if s.control else Segment(to_ascii(s.text), s.style) for s in segments]
 
 
@@ -79,5 +79,5 @@ def _without(style: Style) -> Style:
 class NoColour(LineFilter):
     """Drops colours. Meant for an ANSI theme, whose plain background is the terminal's own."""
 
-    def apply(self, segments: list[Segment], background: Color) -> list[Segment]:
+    def apply(self, segments: list[Segment], background: Color) -> list[Segment]:  # noqa: ARG002  Textual's
         return [s if s.control or s.style is None else Segment(s.text, _without(s.style)) for s in segments]

@@ -34,7 +34,7 @@ class Series:
         self._at = bucket
 
     def last(self, n: int, step: int = 1) -> list[float]:
-        """The last `n` points, each the largest of `step` buckets; aligned so that old points stay as they were."""
+        """The last `n` points, each the largest of `step` buckets; aligned, so that old points stay."""
         values = list(self._values)
         start = self._at - len(values) + 1
         points: dict[int, float] = {}

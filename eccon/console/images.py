@@ -89,7 +89,7 @@ def complete(text: str) -> str | None:
 
 @lru_cache(64)
 def preview(image: str, width: int, height: int) -> tuple[tuple[tuple[str, str], ...], ...]:
-    """The image in `height` lines of half blocks, at most `width` cells; a frame of its name if it cannot be read."""
+    """The image in at most `height` lines of `width` half blocks; its name when it cannot be read."""
     from PIL import Image, UnidentifiedImageError  # noqa: PLC0415  costs 50 ms that the first paint should not pay
 
     try:

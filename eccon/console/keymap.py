@@ -52,7 +52,7 @@ def clashes(keys: dict[str, str]) -> list[str]:
         for key in keys.get(action.name, action.keys).split(","):
             for scope in action.scope:
                 taken[scope, key.strip()].append(action.name)
-    seen = {}
+    seen: dict[tuple[str, tuple[str, ...]], str] = {}
     for (scope, key), names in taken.items():
         if len(names) > 1:
             seen.setdefault((key, tuple(names)), scope)

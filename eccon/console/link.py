@@ -19,7 +19,7 @@ AGAIN_S = (0.2, 0.5, 1.0, 2.0)
 _LOST = (NotRunning, OSError, asyncio.TimeoutError, msgspec.MsgspecError)
 
 
-class Problem(Exception):
+class Problem(Exception):  # noqa: N818  said to the user, whatever its cause
     """A request to the daemon failed; the message is for the user."""
 
 

@@ -17,9 +17,10 @@ _LEVEL = re.compile(r"\b(TRACE|DEBUG|INFO|WARN(?:ING)?|ERROR|CRITICAL|FATAL)\b")
 _RANK = {"TRACE": 0, "DEBUG": 0, "INFO": 1, "WARN": 2, "WARNING": 2, "ERROR": 3, "CRITICAL": 3, "FATAL": 3}
 
 _COLOURS = {
-    "30": "dim", "31": "bad", "32": "ok", "33": "warn", "34": "accent", "35": "second", "36": "busy", "37": "text",
-    "90": "dim", "91": "bad", "92": "ok", "93": "warn", "94": "accent", "95": "second", "96": "busy", "97": "text",
-}  # fmt: skip
+    f"{base}{n}": tone
+    for base in (3, 9)
+    for n, tone in enumerate(("dim", "bad", "ok", "warn", "accent", "second", "busy", "text"))
+}
 
 
 def strip_sgr(text: str) -> str:
@@ -36,21 +37,21 @@ def level_of(text: str) -> int:
 @lru_cache(4096)
 def _parts(text: str) -> tuple[tuple[str, str], ...]:
     out: list[tuple[str, str]] = []
-    token = "text"
+    tone = "text"
     at = 0
     for match in _SGR.finditer(text):
         if match.start() > at:
-            out.append((clean(text[at : match.start()]), token))
+            out.append((clean(text[at : match.start()]), tone))
         for code in match[1].split(";"):
             if code in ("", "0", "39"):
-                token = "text"
+                tone = "text"
             elif code == "2":
-                token = "dim"
+                tone = "dim"
             elif code in _COLOURS:
-                token = _COLOURS[code]
+                tone = _COLOURS[code]
         at = match.end()
     if at < len(text):
-        out.append((clean(text[at:]), token))
+        out.append((clean(text[at:]), tone))
     return tuple(out)
 
 
@@ -59,7 +60,7 @@ def parse(text: str) -> Line:
     if len(text) > LINE_MAX:
         text = text[:LINE_MAX] + f" … {len(text) - LINE_MAX} more characters"
     parts = list(_parts(text))
-    if all(token == "text" for _, token in parts):
-        token = ("text", "text", "warn", "error")[level_of(text)]
-        return [(t, token) for t, _ in parts]
+    if all(tone == "text" for _, tone in parts):
+        tone = ("text", "text", "warn", "error")[level_of(text)]
+        return [(t, tone) for t, _ in parts]
     return parts

@@ -26,7 +26,7 @@ __all__ = ["DEFAULT", "NO_COLOUR", "Palette", "ThemeFile", "load_all", "user_dir
 DEFAULT = "eccon-dark"
 NO_COLOUR = "ansi"
 
-TOKENS: dict[str, str] = {
+TONES: dict[str, str] = {
     "text": "text",
     "dim": "dim",
     "head": "dim",
@@ -134,19 +134,19 @@ class Palette:
 
     def __init__(self, theme: ThemeFile) -> None:
         self.theme = theme
-        specs = {**TOKENS, **theme.styles}
-        self._styles = {token: _style(spec, theme.colours) for token, spec in specs.items()}
+        specs = {**TONES, **theme.styles}
+        self._styles = {tone: _style(spec, theme.colours) for tone, spec in specs.items()}
         self.cursor = Style(bgcolor=Color.parse(theme.colours.cursor).rich_color)
         if theme.ansi:
             self.cursor = Style(reverse=True)
 
-    def __getitem__(self, token: str) -> Style:
-        """The style of a token; "#rrggbb,#rrggbb" is a cell of an image: its upper and lower half."""
-        style = self._styles.get(token)
+    def __getitem__(self, tone: str) -> Style:
+        """The style of a tone; "#rrggbb,#rrggbb" is a cell of an image: its upper and lower half."""
+        style = self._styles.get(tone)
         if style is None:
             style = self._styles["text"]
-            if token.startswith("#"):
-                above, _, below = token.partition(",")
+            if tone.startswith("#"):
+                above, _, below = tone.partition(",")
                 return Style(color=above, bgcolor=below)
         return style
 
@@ -199,13 +199,13 @@ def _load(path: Path) -> ThemeFile:
         except ColorParseError:
             msg = f"{value!r} is no colour (colours.{field.name})"
             raise ValueError(msg) from None
-    for token, spec in theme.styles.items():
-        if token not in TOKENS:
-            msg = f"{token!r} is no token (styles)"
+    for tone, spec in theme.styles.items():
+        if tone not in TONES:
+            msg = f"{tone!r} is no tone (styles)"
             raise ValueError(msg)
         try:
             _style(spec, theme.colours)
         except ColorParseError:
-            msg = f"{spec!r} is no style (styles.{token})"
+            msg = f"{spec!r} is no style (styles.{tone})"
             raise ValueError(msg) from None
     return theme

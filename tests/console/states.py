@@ -1,4 +1,4 @@
-"""Recorded, fixed states of a cluster, made by hand so that every kind of row is in them."""
+"""Recorded, fixed states of a cluster, made by hand with every kind of row."""
 
 import msgspec
 
@@ -317,7 +317,7 @@ HOSTILE = (
 
 
 def hostile() -> ClusterState:
-    """Text from outside that is markup, escape codes, wide, or endless, in every place where there is text."""
+    """Markup, escape codes, wide and endless text in every place where text comes from outside."""
     state = degraded()
     processes = []
     for i, p in enumerate(state.processes):

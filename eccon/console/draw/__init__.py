@@ -1,1 +1,1 @@
-"""Pure drawing: from a state and a width to lines of (text, token). Imports no Textual."""
+"""Pure drawing: from a state and a width to lines of (text, tone). Imports no Textual."""

@@ -53,6 +53,6 @@ def row(columns: Sequence[Column[T]], item: T) -> Line:
     for i, column in enumerate(columns):
         if i:
             line.append((" ", "text"))
-        text, token = column.cell(item)
-        line.append((fit(text, column.width, column.right), token))
+        text, tone = column.cell(item)
+        line.append((fit(text, column.width, column.right), tone))
     return line

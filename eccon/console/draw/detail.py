@@ -11,13 +11,13 @@ from eccon.model import ClusterState, Process, Quantiles, Role
 __all__ = ["detail"]
 
 
-def _field(label: str, value: str, token: str = "text") -> Line:
-    return [(f" {label:<12} ", "dim"), (value, token)]
+def _field(label: str, value: str, tone: str = "text") -> Line:
+    return [(f" {label:<12} ", "dim"), (value, tone)]
 
 
-def _folded(label: str, value: str, width: int, token: str = "text") -> list[Line]:
+def _folded(label: str, value: str, width: int, tone: str = "text") -> list[Line]:
     pieces = wrap(value, max(width - 15, 10))
-    return [_field(label if i == 0 else "", piece, token) for i, piece in enumerate(pieces)]
+    return [_field(label if i == 0 else "", piece, tone) for i, piece in enumerate(pieces)]
 
 
 def _quantiles(label: str, q: Quantiles | None) -> Line:
@@ -51,9 +51,9 @@ def detail(
     state: ClusterState, process: Process, history: History, width: int, now: float, window: int
 ) -> list[Line]:
     """The lines of a process: state, start-up, figures, charts, history, command."""
-    mark, token = STATES[process.state]
+    mark, tone = STATES[process.state]
     lines: list[Line] = [
-        [(f" {mark} {process.state.value}", token), (f"  for {figures.uptime(now - process.since)}", "dim")]
+        [(f" {mark} {process.state.value}", tone), (f"  for {figures.uptime(now - process.since)}", "dim")]
     ]
     if why := processes.reason(process):
         lines += _folded("reason", why, width, "warn")
@@ -73,19 +73,15 @@ def detail(
         _field("address", f"{clean(process.url) or figures.NONE}   pid {process.pid or figures.NONE}")
     )
     up = figures.uptime(now - process.started_at) if process.started_at else figures.NONE
-    lines.append(
-        _field(
-            "up",
-            f"{up}   restarts {process.restarts}   cpu {figures.percent(process.cpu_percent)}   mem {figures.gib(process.rss_bytes)}",
-        )
-    )
+    used = f"cpu {figures.percent(process.cpu_percent)}   mem {figures.gib(process.rss_bytes)}"
+    lines.append(_field("up", f"{up}   restarts {process.restarts}   {used}"))
     if ended := _ended(process, now):
         lines.append(_field("last exit", ended, "text" if process.exit and process.exit.asked else "warn"))
     lines.append([])
     if process.role is Role.ENCODER:
         lines += _encoder(process, history, width)
     elif process.role is Role.PD:
-        lines += _pd(state, process, now)
+        lines += _pd(state, process, width, now)
     lines += _charts(process, history, width, window)
     about = [e for e in state.events if e.subject == process.name][-8:]
     if about:
@@ -125,12 +121,8 @@ def _encoder(process: Process, history: History, width: int) -> list[Line]:
     lines.append(_field("holds", f"{e.inflight} being encoded, {e.staged} staged for the PD"))
     if e.oldest_inflight_s >= 1:
         lines.append(_field("oldest", f"{figures.seconds(e.oldest_inflight_s)} s"))
-    lines.append(
-        _field(
-            "items",
-            f"{figures.count(e.items)}   {figures.rate(history.rate(process.name))}/s   errors {figures.count(e.errors)}",
-        )
-    )
+    per_s = figures.rate(history.rate(process.name))
+    lines.append(_field("items", f"{figures.count(e.items)}   {per_s}/s   errors {figures.count(e.errors)}"))
     lines.append(_field("encode", f"{figures.pair_ms(e.encode_ms_p50, e.encode_ms_p99):>14}   p50/p99"))
     t = process.transfer
     lines.append(_quantiles("transfer", t.total if t else None))
@@ -139,8 +131,8 @@ def _encoder(process: Process, history: History, width: int) -> list[Line]:
     return [*lines, []]
 
 
-def _pd(state: ClusterState, process: Process, now: float) -> list[Line]:
-    lines: list[Line] = [_title("PD", 40)]
+def _pd(state: ClusterState, process: Process, width: int, now: float) -> list[Line]:
+    lines: list[Line] = [_title("PD", width)]
     pd = process.pd
     if pd is None:
         return [*lines, [(" the proxy does not know it (yet)", "dim")], []]

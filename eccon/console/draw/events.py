@@ -10,10 +10,10 @@ __all__ = ["alarm", "event"]
 
 def alarm(item: Alarm, width: int, now: float, keys: dict[str, str], acknowledged: bool = False) -> Line:
     """One alarm: what, since when, and the key that helps."""
-    mark, token = severity(item.severity)
+    mark, tone = severity(item.severity)
     if acknowledged:
-        token = "dim"
-    line: Line = [(f" {mark} ", token), (clean(item.subject), token), (f": {clean(item.text)}", "text")]
+        tone = "dim"
+    line: Line = [(f" {mark} ", tone), (clean(item.subject), tone), (f": {clean(item.text)}", "text")]
     tail: Line = [(f" {figures.uptime(now - item.since)} ", "dim")]
     if key := keys.get(item.help):
         tail += [(f" {key} ", "key"), (f"{item.help} ", "hint")]
@@ -23,25 +23,25 @@ def alarm(item: Alarm, width: int, now: float, keys: dict[str, str], acknowledge
 
 def event(item: LogEvent, width: int) -> Line:
     """One line of history."""
-    mark, token = severity(item.severity)
+    mark, tone = severity(item.severity)
     head: Line = [
         (f"{figures.clock_ms(item.at, 0)} ", "dim"),
-        (f"{mark} ", token),
-        (fit(clean(item.subject), 11) + " ", "text" if token == "dim" else token),
+        (f"{mark} ", tone),
+        (fit(clean(item.subject), 11) + " ", "text" if tone == "dim" else tone),
     ]
     room = width - line_width(head)
     if room < 8:
-        return _cut([(f"{mark} ", token), (clean(item.text), "text")], width)
-    return [*head, (fit(clean(item.text), room), "dim" if token == "dim" else "text")]
+        return _cut([(f"{mark} ", tone), (clean(item.text), "text")], width)
+    return [*head, (fit(clean(item.text), room), "dim" if tone == "dim" else "text")]
 
 
 def _cut(line: Line, width: int) -> Line:
     out: Line = []
-    for text, token in line:
+    for text, tone in line:
         room = width - line_width(out)
         if room <= 0:
             break
-        out.append((fit(text, min(room, line_width([(text, token)]))), token))
+        out.append((fit(text, min(room, line_width([(text, tone)]))), tone))
     if (rest := width - line_width(out)) > 0:
         out.append((" " * rest, "text"))
     return out

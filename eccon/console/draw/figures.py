@@ -61,7 +61,8 @@ def uptime(s: float | None) -> str:
         return f"{n // 60}m"
     if n < 86400:
         return f"{n // 3600}h{n % 3600 // 60:02}m"
-    return f"{n // 86400}d{n % 86400 // 3600:02}h"
+    days = n // 86400
+    return f"{days}d{n % 86400 // 3600:02}h" if days < 100 else f"{days}d"
 
 
 def seconds(s: float | None) -> str:

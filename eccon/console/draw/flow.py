@@ -23,8 +23,8 @@ def _node(processes: Sequence[Process], word: str) -> Line:
     if not processes:
         return [("○ ", "dim"), (word, "dim")]
     worst = min(processes, key=lambda p: (p.state is State.READY, p.name))
-    mark, token = STATES[worst.state]
-    return [(f"{mark} ", token), (word, "text")]
+    mark, tone = STATES[worst.state]
+    return [(f"{mark} ", tone), (word, "text")]
 
 
 def flow(state: ClusterState, width: int, tokens_per_s: float = 0.0) -> list[Line]:
@@ -65,7 +65,7 @@ def chart(
     label = 7
     cells = max(width - label, 4)
     step = window_step(window, cells)
-    series = [(history.get(key).last(cells, step), token) for key, token in keys]
+    series = [(history.get(key).last(cells, step), tone) for key, tone in keys]
     top = _nice(max((max(values, default=0.0) for values, _ in series), default=0.0))
     lines: list[Line] = []
     for y in range(height):
@@ -87,21 +87,21 @@ def chart(
 def _cell(
     series: Sequence[tuple[list[float], str]], x: int, cells: int, low: float, unit: float
 ) -> tuple[str, str]:
-    for values, token in series:
+    for values, tone in series:
         i = len(values) - cells + x
         value = values[i] if i >= 0 else 0.0
         if value > low and unit:
-            return figures.BLOCKS[max(1, min(8, round((value - low) / unit * 8)))], token
+            return figures.BLOCKS[max(1, min(8, round((value - low) / unit * 8)))], tone
     return " ", "text"
 
 
 def _merged(line: Line) -> Line:
     out: Line = []
-    for text, token in line:
-        if out and out[-1][1] == token:
-            out[-1] = (out[-1][0] + text, token)
+    for text, tone in line:
+        if out and out[-1][1] == tone:
+            out[-1] = (out[-1][0] + text, tone)
         else:
-            out.append((text, token))
+            out.append((text, tone))
     return out
 
 
@@ -141,9 +141,9 @@ def fanout(state: ClusterState, history: History, width: int, height: int, windo
         line: Line = []
         for p in encoders[y * per_line : (y + 1) * per_line]:
             short = p.name.rpartition("-")[2] if "-" in p.name else p.name
-            mark, token = STATES[p.state]
+            mark, tone = STATES[p.state]
             now = figures.rate(history.rate(p.name))
-            line += [(f"{mark}", token), (f"{fit(short, 2, True)} ", "dim")]
+            line += [(f"{mark}", tone), (f"{fit(short, 2, True)} ", "dim")]
             line += [(figures.spark(points[p.name], cells, top or None), "bar"), (f"{now:>4} ", "text")]
         lines.append(fit_line(line, width))
     hidden = len(encoders) - per_line * height

@@ -12,10 +12,10 @@ def _health(state: ClusterState, lost: str) -> Line:
     if lost:
         return [("✗ ", "bad"), (lost, "bad")]
     info = state.cluster
-    mark, token = HEALTH[info.health]
-    line: Line = [(f"{mark} ", token), (info.health, token)]
+    mark, tone = HEALTH[info.health]
+    line: Line = [(f"{mark} ", tone), (info.health, tone)]
     if info.reason:
-        line.append((f": {clean(info.reason)}", token))
+        line.append((f": {clean(info.reason)}", tone))
     return line
 
 
@@ -44,12 +44,12 @@ def header(state: ClusterState, width: int, now: float, lost: str = "", flag: st
     if flag:
         left += [(flag, "warn"), ("  ", "top")]
     left += _health(state, lost)
-    right = f"{clock} "
+    shown: list[str] = []
     for text in _figures(state):
-        longer = f"{text}   {right}"
-        if line_width(left) + len(longer) + 2 > width:
+        if line_width(left) + sum(len(t) + 3 for t in (*shown, text)) + len(clock) + 3 > width:
             break
-        right = longer
+        shown.append(text)
+    right = "   ".join((*shown, f"{clock} "))
     room = width - line_width(left) - len(right) - 2
     model = clean(state.cluster.model)
     if model and room >= len(model) + 2:

@@ -1,4 +1,4 @@
-"""A mark, a word and a token for every state: colour is never the only sign."""
+"""A mark, a word and a tone for every state: colour is never the only sign."""
 
 from eccon.model import State
 from eccon_proxy.schema import Trace
@@ -29,7 +29,7 @@ HEALTH: dict[str, tuple[str, str]] = {
 
 
 def status(trace: Trace) -> tuple[str, str, str]:
-    """Mark, status word and token of a request."""
+    """Mark, status word and tone of a request."""
     if trace.status == 0:
         return "◐", "…", "busy"
     if trace.status == 499:
@@ -40,7 +40,7 @@ def status(trace: Trace) -> tuple[str, str, str]:
 
 
 def severity(word: str) -> tuple[str, str]:
-    """Mark and token of an event's or an alarm's severity."""
+    """Mark and tone of an event's or an alarm's severity."""
     return {
         "critical": ("✗", "bad"),
         "error": ("✗", "bad"),

@@ -204,15 +204,15 @@ def _spoken(columns: Sequence[Column[Row]], item: Row, width: int) -> Line | Non
         text = reason(process)
         if process.state is State.BACKOFF and process.retry_at is not None:
             text = f"again in {max(0, round(process.retry_at - item.now))} s  {text}"
-        token = STATES[process.state][1]
-        return [*line, (fit(text, room), token if token != "ok" else "text")]
+        tone = STATES[process.state][1]
+        return [*line, (fit(text, room), tone if tone != "ok" else "text")]
     tail = f" {round(step.fraction * 100):>3}%"
     if step.eta_s is not None:
         tail += f" ~{figures.uptime(step.eta_s)}"
     label = clean(step.text)
-    cells = min(24, room - 12 - len(tail))
+    wanted = min(max(len(label), 12), 24)
+    cells = min(24, room - wanted - 1 - len(tail))
     if cells < 4:
         return [*line, (fit(label, max(room - len(tail), 0)) + tail, "busy")]
     full, rest = figures.half(step.fraction, cells)
-    label_room = min(room - cells - len(tail) - 1, max(12, len(label)))
-    return [*line, (fit(label, label_room) + " ", "busy"), (full, "busy"), (rest, "frame"), (tail, "busy")]
+    return [*line, (fit(label, wanted) + " ", "busy"), (full, "busy"), (rest, "frame"), (tail, "busy")]

@@ -1,6 +1,6 @@
-"""Lines of tokens, and text from outside made safe for a terminal's grid.
+"""lines of tones, and text from outside made safe for a terminal's grid.
 
-A line is a list of parts; a part is its text and the name of a style token of the theme. What
+A line is a list of parts; a part is its text and the name of a style tone of the theme. What
 comes from outside passes `clean` first: no control or escape character survives it.
 """
 
@@ -83,13 +83,13 @@ def fit_line(line: Line, width: int, fill: str = "text") -> Line:
     """`line` in exactly `width` cells: the part that passes the edge is cut, the rest dropped."""
     out: Line = []
     room = width
-    for text, token in line:
+    for text, tone in line:
         length = cell_len(text)
         if length > room:
             if room > 0:
-                out.append((fit(text, room), token))
+                out.append((fit(text, room), tone))
             return out
-        out.append((text, token))
+        out.append((text, tone))
         room -= length
     if room > 0:
         out.append((" " * room, fill))

@@ -147,8 +147,8 @@ def table(traces: Iterable[Trace], width: int, now: float) -> tuple[Line, list[t
         item = Row(trace, stages(trace), now)
         line = row(columns, item)
         if room >= 6:
-            text, token = _note(item)
+            text, tone = _note(item)
             if text:
-                line = [*line, ("  ", "text"), (fit(text, room), token)]
+                line = [*line, ("  ", "text"), (fit(text, room), tone)]
         rows.append((trace.id, line))
     return heading(columns), rows

@@ -28,7 +28,7 @@ class WaterRow(msgspec.Struct, frozen=True):
     who: str
     spans: tuple[Span, ...]
     note: str
-    token: str = "text"
+    tone: str = "text"
     uuid: str = ""
 
 
@@ -96,7 +96,7 @@ def rows(trace: Trace) -> list[WaterRow]:
 
 def head(trace: Trace, width: int, now: float) -> list[Line]:
     """Two lines: what it was, what came of it."""
-    mark, word, token = status(trace)
+    mark, word, tone = status(trace)
     total = (
         f"{figures.seconds(trace.total_s)} s"
         if trace.total_s is not None
@@ -104,7 +104,7 @@ def head(trace: Trace, width: int, now: float) -> list[Line]:
     )
     images = f"{trace.items} image{'s' if trace.items != 1 else ''}" if trace.items else "text only"
     above: Line = [
-        (f"{mark} {word} ", token),
+        (f"{mark} {word} ", tone),
         (f" {clean(trace.id)}", "title"),
         (f"   {images}   {clean(trace.model)}", "text"),
         ("   stream" if trace.stream else "", "dim"),
@@ -150,24 +150,24 @@ def _bars(row: WaterRow, extent: float, cells: int) -> Line:
     chars = [" "] * cells
     tokens = ["text"] * cells
     for span in row.spans:
-        glyph, token = GLYPHS[span.kind]
+        glyph, tone = GLYPHS[span.kind]
         if span.outcome != "ok":
-            glyph, token = "╍", "error"
+            glyph, tone = "╍", "error"
         end = extent if span.end is None else span.end
         a = min(max(round(span.start / extent * (cells - 1)), 0), cells - 1)
         b = min(max(round(end / extent * (cells - 1)), a), cells - 1)
         for x in range(a, b + 1):
-            chars[x], tokens[x] = glyph, token
+            chars[x], tokens[x] = glyph, tone
         if span.outcome != "ok":
             chars[b] = "╳"
         elif span.end is None:
             chars[b] = "▸"
     line: Line = []
-    for char, token in zip(chars, tokens, strict=True):
-        if line and line[-1][1] == token:
-            line[-1] = (line[-1][0] + char, token)
+    for char, tone in zip(chars, tokens, strict=True):
+        if line and line[-1][1] == tone:
+            line[-1] = (line[-1][0] + char, tone)
         else:
-            line.append((char, token))
+            line.append((char, tone))
     return line
 
 
@@ -186,9 +186,9 @@ def span_lines(trace: Trace, width: int, now: float) -> list[tuple[str, Line]]:
         left = fit(row.label, label - (who + 2 if who else 1) - 1)
         line: Line = [(left + " ", "text")]
         if who:
-            line.append((fit(row.who, who) + "  ", "error" if row.token == "error" else "dim"))
+            line.append((fit(row.who, who) + "  ", "error" if row.tone == "error" else "dim"))
         line += [(" " * (label - line_width(line)), "text"), *_bars(row, extent, cells)]
         if note:
-            line += [("  ", "text"), (fit(row.note, note), row.token if row.token == "error" else "dim")]
+            line += [("  ", "text"), (fit(row.note, note), row.tone if row.tone == "error" else "dim")]
         out.append((row.uuid or row.label, fit_line(line, width)))
     return out

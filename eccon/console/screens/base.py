@@ -1,4 +1,4 @@
-"""What every full screen has: header, footer, its name as the scope of actions, a size below which it gives up."""
+"""What every full screen has: header, footer, a name (the scope of actions), a size at which it gives up."""
 
 import time
 from collections.abc import Iterable
@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, ClassVar, cast
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import Vertical
-from textual.events import Resize, ScreenResume
+from textual.events import Resize
 from textual.screen import Screen
+from textual.widget import Widget
 
 from eccon.console import actions
 from eccon.console.draw.header import header, headers
@@ -56,7 +57,7 @@ class ConsoleScreen(Screen[None]):
         yield Lines(id="footer")
         yield Lines(id="small")
 
-    def body(self) -> Iterable[Lines]:
+    def body(self) -> Iterable[Widget]:
         """The widgets between header and footer."""
         return ()
 
@@ -68,7 +69,7 @@ class ConsoleScreen(Screen[None]):
 
     def draw(self) -> None:
         """Draws everything from the state at hand."""
-        if not self.is_mounted or not self.is_current or self.has_class("-small"):
+        if not self.is_mounted or self.has_class("-small"):
             self._draw_small()
             return
         now = time.time()
@@ -111,7 +112,7 @@ class ConsoleScreen(Screen[None]):
         self.fit_size(width, height)
         self.call_after_refresh(self.draw)
 
-    def on_screen_resume(self, event: ScreenResume) -> None:
+    def on_screen_resume(self) -> None:
         self.call_after_refresh(self.draw)
 
 

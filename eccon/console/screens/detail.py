@@ -4,6 +4,7 @@ from collections.abc import Iterable
 from typing import ClassVar
 
 from textual.binding import BindingType
+from textual.widget import Widget
 
 from eccon.console.draw.detail import detail
 from eccon.console.draw.text import clean, fit_line
@@ -27,7 +28,7 @@ class Detail(ConsoleScreen):
         super().__init__()
         self.process_name = name
 
-    def body(self) -> Iterable[Lines]:
+    def body(self) -> Iterable[Widget]:
         yield Lines(id="caption")
         yield Rows("this process left the cluster", document=True, id="lines")
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal, TypeVar, cast
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import Vertical
-from textual.events import Key, Paste, Resize
+from textual.events import Key, Paste
 from textual.screen import ModalScreen
 from textual.widgets import Input
 
@@ -48,7 +48,7 @@ class Choice(ModalScreen[R]):
     def on_mount(self) -> None:
         self.draw()
 
-    def on_resize(self, event: Resize) -> None:
+    def on_resize(self) -> None:
         self.draw()
 
     def draw(self) -> None:
@@ -146,6 +146,13 @@ class AskLine(ModalScreen[str | None]):
         self.query_one("#label", Lines).show([[(f" {self.label}", "title"), ("   enter  esc", "hint")]])
         self.query_one("#line", Input).focus()
 
+    def on_key(self, event: Key) -> None:
+        """What is typed before the field has the focus goes into it all the same."""
+        line = self.query_one("#line", Input)
+        if event.is_printable and event.character and not line.has_focus:
+            line.insert_text_at_cursor(event.character)
+            event.stop()
+
     def on_input_submitted(self, event: Input.Submitted) -> None:
         self.dismiss(event.value)
 
@@ -178,7 +185,7 @@ class Help(ModalScreen[None]):
         self.query_one(".box").border_title = f"Keys of this screen: {self.scope}"
         self.call_after_refresh(self.draw)
 
-    def on_resize(self, event: Resize) -> None:
+    def on_resize(self) -> None:
         self.call_after_refresh(self.draw)
 
     def draw(self) -> None:

@@ -5,6 +5,7 @@ from collections.abc import Iterable
 from typing import ClassVar
 
 from textual.binding import BindingType
+from textual.widget import Widget
 
 from eccon.console import actions
 from eccon.console.draw import events
@@ -29,7 +30,7 @@ class Events(ConsoleScreen):
         self.words = ""
         self.held: tuple[LogEvent, ...] | None = None
 
-    def body(self) -> Iterable[Lines]:
+    def body(self) -> Iterable[Widget]:
         yield Lines(id="caption")
         yield Lines(id="all-alarms")
         yield Rows("nothing happened yet", sticky_top=True, id="list")
@@ -68,7 +69,7 @@ class Events(ConsoleScreen):
         name = parts[1] if len(parts) > 1 else ""
         return name if self.state.process(name) else ""
 
-    def on_rows_opened(self, message: Rows.Opened) -> None:
+    def on_rows_opened(self) -> None:
         self.console_app.act("open")
 
     def act_open(self) -> None:

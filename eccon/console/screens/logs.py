@@ -7,6 +7,7 @@ from typing import ClassVar
 
 from textual.binding import BindingType
 from textual.timer import Timer
+from textual.widget import Widget
 
 from eccon.console.draw.text import Line, clean, fit_line
 from eccon.console.logtext import LEVELS, strip_sgr
@@ -39,7 +40,7 @@ class Logs(ConsoleScreen):
         self._place = ""
         self._ended = ""
 
-    def body(self) -> Iterable[Lines]:
+    def body(self) -> Iterable[Widget]:
         yield Lines(id="caption")
         yield LogView(id="log")
 
@@ -87,7 +88,7 @@ class Logs(ConsoleScreen):
             self._step(-1)
         self.refresh_body(0)
 
-    def refresh_body(self, now: float) -> None:
+    def refresh_body(self, now: float) -> None:  # noqa: ARG002  nothing here grows with time
         view = self.view
         line: Line = [
             (" Log ", "title"),

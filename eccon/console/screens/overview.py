@@ -132,10 +132,13 @@ class Overview(ConsoleScreen):
         room = 1 if self.size.height < 26 else 3
         strip.styles.height = min(len(alarms), room)
         keys = {a.name: actions.key_label(a, app.settings.keys) for a in actions.in_scope(self.SCOPE)}
-        lines = [events.alarm(a, self.size.width, now, keys) for a in alarms[:room]]
-        if len(alarms) > room:
-            more: Line = [(f" +{len(alarms) - room} ", "warn")]
-            lines[-1] = [*fit_line(lines[-1], self.size.width - len(more[0][0])), *more]
+        more = f" +{len(alarms) - room} " if len(alarms) > room else ""
+        lines = [
+            events.alarm(a, self.size.width - (len(more) if i == room - 1 else 0), now, keys)
+            for i, a in enumerate(alarms[:room])
+        ]
+        if more:
+            lines[-1] = [*lines[-1], (more, "warn")]
         strip.show(lines)
 
     def _draw_charts(self) -> None:
@@ -161,7 +164,7 @@ class Overview(ConsoleScreen):
         if message.rows.id == "processes":
             self._draw_detail(time.time())
 
-    def on_rows_opened(self, message: Rows.Opened) -> None:
+    def on_rows_opened(self) -> None:
         self.console_app.act("open")
 
     def act_open(self) -> None:

@@ -4,6 +4,7 @@ from collections.abc import Iterable
 from typing import ClassVar
 
 from textual.binding import BindingType
+from textual.widget import Widget
 
 from eccon.console.draw import waterfall
 from eccon.console.draw.text import clean, fit_line
@@ -28,7 +29,7 @@ class TraceScreen(ConsoleScreen):
         self.trace_id = trace_id
         self._last: Trace | None = None
 
-    def body(self) -> Iterable[Lines]:
+    def body(self) -> Iterable[Widget]:
         yield Lines(id="what")
         yield Rows("this request is not known any more", id="spans")
         yield Lines(id="legend")

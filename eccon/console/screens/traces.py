@@ -5,6 +5,7 @@ from collections.abc import Iterable
 from typing import ClassVar
 
 from textual.binding import BindingType
+from textual.widget import Widget
 
 from eccon.console.draw import traces
 from eccon.console.draw.text import clean, fit_line
@@ -29,7 +30,7 @@ class Traces(ConsoleScreen):
         self.words = ""
         self.held: tuple[Trace, ...] | None = None
 
-    def body(self) -> Iterable[Lines]:
+    def body(self) -> Iterable[Widget]:
         yield Lines(id="caption")
         yield Rows("no request yet", sticky_top=True, id="list")
 
@@ -57,7 +58,7 @@ class Traces(ConsoleScreen):
         """The request under the cursor."""
         return next((t for t in self.state.traces if t.id == self.rows.chosen), None)
 
-    def on_rows_opened(self, message: Rows.Opened) -> None:
+    def on_rows_opened(self) -> None:
         self.console_app.act("open")
 
     def act_open(self) -> None:

@@ -58,8 +58,8 @@ class Lines(Widget):
         palette = self.console_app.palette
         faded = self.console_app.faded
         segments = []
-        for text, token in self._lines[y]:
-            style = base + palette["dim" if faded and token not in ("bad", "key") else token]
+        for text, tone in self._lines[y]:
+            style = base + palette["dim" if faded and tone not in ("bad", "key") else tone]
             segments.append(Segment(text, style))
         strip = Strip(segments).adjust_cell_length(width, base)
         if y == self._cursor:
@@ -86,5 +86,5 @@ class Lines(Widget):
         text = selection.extract("\n".join(plain(line).rstrip() for line in self._lines))
         return text, "\n"
 
-    def selection_updated(self, selection: Selection | None) -> None:
+    def selection_updated(self, selection: Selection | None) -> None:  # noqa: ARG002  Textual's signature
         self.refresh()

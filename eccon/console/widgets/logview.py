@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import Any, ClassVar
 
 from textual.binding import Binding, BindingType
-from textual.events import MouseScrollDown, MouseScrollUp, Resize
+from textual.events import MouseScrollDown, MouseScrollUp
 
 from eccon.console.draw.text import Line, fit_line, plain, wrap
 from eccon.console.logtext import level_of, parse
@@ -165,7 +165,7 @@ class LogView(Lines, can_focus=True):
             self.top = shown[max(0, len(shown) - max(self.size.height, 1))]
 
     def find(self, step: int) -> tuple[int, int]:
-        """Goes to the next match in a direction, round the ends; (its number from 1, matches), (0, 0): none."""
+        """Goes to the next match, round the ends; (its number from 1, how many) or (0, 0)."""
         if self.pattern is None:
             return 0, 0
         hits = [i for i in self.indices() if self.pattern.search(self._kept[i][0])]
@@ -183,7 +183,7 @@ class LogView(Lines, can_focus=True):
         self.draw()
         return n + 1, len(hits)
 
-    def on_resize(self, event: Resize) -> None:
+    def on_resize(self) -> None:
         self.draw()
 
     def on_mouse_scroll_down(self, event: MouseScrollDown) -> None:
@@ -202,14 +202,14 @@ def _marked(line: Line, pattern: re.Pattern[str], *, chosen: bool) -> Line:
         return line
     out: Line = []
     at = 0
-    for part, token in line:
+    for part, tone in line:
         start = 0
         for a, b in spans:
-            a, b = max(a - at, start), min(b - at, len(part))
-            if a < b:
-                out += [(part[start:a], token), (part[a:b], "match" if chosen else "found")]
-                start = b
-        out.append((part[start:], token))
+            begin, end = max(a - at, start), min(b - at, len(part))
+            if begin < end:
+                out += [(part[start:begin], tone), (part[begin:end], "match" if chosen else "found")]
+                start = end
+        out.append((part[start:], tone))
         at += len(part)
     return [p for p in out if p[0]]
 
@@ -218,28 +218,28 @@ def _skip(line: Line, cells: int) -> Line:
     if not cells:
         return line
     out: Line = []
-    for text, token in line:
+    for text, tone in line:
         kept = text[cells:] if cells < len(text) else ""
         cells = max(0, cells - len(text))
         if kept:
-            out.append((kept, token))
+            out.append((kept, tone))
     return out
 
 
 def _split(line: Line, lengths: Sequence[int]) -> list[Line]:
     """`line` cut into pieces of these numbers of characters; blanks at a fold are dropped."""
-    chars = [(c, token) for text, token in line for c in text]
+    chars = [(c, tone) for text, tone in line for c in text]
     out: list[Line] = []
     at = 0
     for n in lengths:
         while out and at < len(chars) and chars[at][0] == " " and len(chars) - at > n:
             at += 1
         piece: Line = []
-        for c, token in chars[at : at + n]:
-            if piece and piece[-1][1] == token:
-                piece[-1] = (piece[-1][0] + c, token)
+        for c, tone in chars[at : at + n]:
+            if piece and piece[-1][1] == tone:
+                piece[-1] = (piece[-1][0] + c, tone)
             else:
-                piece.append((c, token))
+                piece.append((c, tone))
         out.append(piece)
         at += n
     return out

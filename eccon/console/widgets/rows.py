@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Any, ClassVar
 
 from textual.binding import Binding, BindingType
-from textual.events import Click, MouseScrollDown, MouseScrollUp, Resize
+from textual.events import Click, MouseScrollDown, MouseScrollUp
 from textual.message import Message
 
 from eccon.console.draw.text import Line, fit_line, line_width
@@ -153,7 +153,7 @@ class Rows(Lines, can_focus=True):
     def on_blur(self) -> None:
         self.draw()
 
-    def on_resize(self, event: Resize) -> None:
+    def on_resize(self) -> None:
         self.draw()
 
     def on_click(self, event: Click) -> None:
