@@ -1,0 +1,368 @@
+"""A chat request's bytes → what to encode and what to forward. Pure: no I/O, no clock.
+
+The body is scanned once. Parts are slices of it; base64 is never copied. The body for the PD is the
+client's own bytes with a `uuid` as the last key of each media part, and nothing else changed.
+"""
+
+import hashlib
+import json
+import re
+from collections.abc import Sequence
+from json.decoder import scanstring  # type: ignore[attr-defined]
+from typing import Any
+
+import msgspec
+
+from eccon_proxy.buffers import span
+from eccon_proxy.classify import ABSENT, Part, has_payload, kind_of
+from eccon_proxy.errors import bad_request
+
+__all__ = [
+    "Buffer",
+    "Item",
+    "Place",
+    "Plan",
+    "content_uuid",
+    "encoder_body",
+    "fingerprint",
+    "parse",
+    "pd_body",
+]
+
+Buffer = bytes | bytearray | memoryview
+Raw = msgspec.Raw
+Span = tuple[int, int]
+BOM = b"\xef\xbb\xbf"
+
+
+class _Message(msgspec.Struct, gc=False):
+    content: str | list[Raw] | None = None
+
+
+class _Chat(msgspec.Struct, gc=False):
+    """What the proxy reads of a chat request; the last of doubled keys counts, as in vLLM."""
+
+    messages: list[_Message] | None = None
+    model: Raw = ABSENT
+    stream: Any = None
+    mm_processor_kwargs: Raw = ABSENT
+    media_io_kwargs: Raw = ABSENT
+    priority: Raw = ABSENT
+
+
+_chat = msgspec.json.Decoder(_Chat)
+_members = json.JSONDecoder()
+_SPACE = re.compile(r"[ \t\n\r]*")
+
+# The spelling of nearly every client: one part, no more keys. What does not match is decoded.
+_IMAGE = re.compile(rb'\{\s*"type"\s*:\s*"image_url"\s*,\s*"image_url"\s*:\s*\{\s*"url"\s*:\s*"')
+_IMAGE_END = re.compile(rb'"\s*(?:,\s*"detail"\s*:\s*"[a-z]+"\s*)?\}\s*\}')
+_TEXT = re.compile(rb'\{\s*"type"\s*:\s*"text"\s*,\s*"text"\s*:\s*"')
+_TEXT_END = re.compile(rb'"\s*\}')
+
+
+class Place:
+    """One occurrence of a media part in the body.
+
+    `kept` are the slices of the part without its closing brace and without the client's own uuid keys;
+    `end` is the offset behind the brace. `bare` says that no member is left before a uuid of ours.
+    """
+
+    __slots__ = ("bare", "end", "kept", "start")
+
+    def __init__(self, start: int, end: int, kept: tuple[Span, ...] = (), *, bare: bool = False) -> None:
+        self.start = start
+        self.end = end
+        self.kept = kept or ((start, end - 1),)
+        self.bare = bare
+
+    @property
+    def size(self) -> int:
+        """Bytes kept."""
+        return sum(end - start for start, end in self.kept)
+
+
+class Item:
+    """One distinct media item of a request; `place` is where it stands first."""
+
+    __slots__ = ("client_uuid", "index", "kind", "payload", "place", "where")
+
+    def __init__(
+        self, index: int, kind: str, where: str, place: Place, client_uuid: str | None, *, payload: bool
+    ) -> None:
+        self.index = index
+        """Of the media part, counting identical ones each."""
+        self.kind = kind
+        self.where = where
+        self.place = place
+        self.client_uuid = client_uuid
+        self.payload = payload
+        """False for a part that names only a uuid."""
+
+
+class Plan:
+    """What a chat request needs."""
+
+    __slots__ = ("body", "items", "model", "options", "places", "stream")
+
+    def __init__(self, body: bytes | bytearray) -> None:
+        self.body = body
+        self.items: list[Item] = []
+        """Distinct items, in order of appearance."""
+        self.places: list[tuple[Place, int]] = []
+        """Every media part in order of appearance, with its item's position in `items`."""
+        self.model = ""
+        self.stream = False
+        self.options = b"{"
+        """The members that every encoder request shares, ending in a comma; empty but for a brace."""
+
+
+def parse(
+    body: bytes | bytearray, *, kinds: frozenset[str], keep_uuid: bool = False, allow_bare: bool = False
+) -> Plan:
+    """Plan a chat request, or raise the `Failure` (400) that answers it.
+
+    `kinds` are encoded, others refused. With `keep_uuid` the client's uuids stay and tell items apart;
+    with `allow_bare` a part may name a uuid and no payload.
+    """
+    plan = Plan(body)
+    base = 3 if body.startswith(BOM) else 0
+    try:
+        if not body.isascii():
+            str(body, "utf-8")
+        chat = _chat.decode(memoryview(body)[base:] if base else body)
+    except UnicodeDecodeError as error:
+        raise bad_request(f"The body is not UTF-8: {error.reason} at byte {error.start}") from None
+    except RecursionError:
+        raise bad_request("The body's JSON is nested too deeply") from None
+    except msgspec.ValidationError as error:
+        raise bad_request(f"The body is not a chat request: {error}") from None
+    except msgspec.DecodeError as error:
+        raise bad_request(f"The body is not a JSON object: {error}") from None
+    if chat.messages is None:
+        raise bad_request("messages: a list of messages is needed", param="messages")
+    plan.stream = chat.stream is True
+    for i, message in enumerate(chat.messages):
+        if isinstance(message.content, list):
+            for j, raw in enumerate(message.content):
+                _take(plan, raw, i, j, kinds, keep_uuid=keep_uuid, allow_bare=allow_bare)
+    _share(plan, chat)
+    return plan
+
+
+def _take(
+    plan: Plan, raw: Raw, i: int, j: int, kinds: frozenset[str], *, keep_uuid: bool, allow_bare: bool
+) -> None:
+    body = plan.body
+    start, end = span(body, raw)
+    if body[start] != 0x7B:
+        return
+    if _matches(body, start, end, _IMAGE, _IMAGE_END):
+        kind, client_uuid, place, payload = "image_url", None, Place(start, end), True
+        if kind in kinds:
+            _add(plan, kind, (i, j), place, client_uuid, payload=payload, keep_uuid=keep_uuid)
+            return
+    elif _matches(body, start, end, _TEXT, _TEXT_END):
+        return
+    where = f"messages[{i}].content[{j}]"
+    try:
+        found = kind_of(raw, where)
+        if found is None:
+            return
+        kind, part = found
+        payload = has_payload(kind, part)
+    except msgspec.DecodeError as error:
+        raise bad_request(f"{where}: {error}", param=where) from None
+    if kind not in kinds:
+        raise bad_request(
+            f"{where}: parts of type {kind} are not encoded here, so they cannot be served", param=where
+        )
+    client_uuid = _client_uuid(part, where)
+    if not payload and not (allow_bare and client_uuid is not None):
+        raise bad_request(
+            f"{where}: {kind} without data asks for what a server may have cached; "
+            "send the data, since items are encoded anew for each request",
+            param=where,
+        )
+    place = Place(start, end) if part.uuid is ABSENT else _without_uuid(body, start, end)
+    _add(plan, kind, (i, j), place, client_uuid, payload=payload, keep_uuid=keep_uuid)
+
+
+def _matches(
+    body: bytes | bytearray, start: int, end: int, head: re.Pattern[bytes], tail: re.Pattern[bytes]
+) -> bool:
+    """Whether a part has exactly the usual spelling, with one non-empty string."""
+    m = head.match(body, start, end)
+    if m is None:
+        return False
+    first = m.end()
+    quote = body.find(b'"', first, end)
+    return quote > first and body[quote - 1] != 0x5C and tail.fullmatch(body, quote, end) is not None
+
+
+def _add(
+    plan: Plan,
+    kind: str,
+    at: tuple[int, int],
+    place: Place,
+    client_uuid: str | None,
+    *,
+    payload: bool,
+    keep_uuid: bool,
+) -> None:
+    for position, item in enumerate(plan.items):
+        if (not keep_uuid or item.client_uuid == client_uuid) and _same(plan.body, item.place, place):
+            plan.places.append((place, position))
+            return
+    where = f"messages[{at[0]}].content[{at[1]}]"
+    item = Item(len(plan.places), kind, where, place, client_uuid, payload=payload)
+    plan.places.append((place, len(plan.items)))
+    plan.items.append(item)
+
+
+def _same(body: bytes | bytearray, a: Place, b: Place) -> bool:
+    """Whether two parts are equal byte for byte; a sample first, so that images are rarely copied."""
+    if a.size != b.size:
+        return False
+    if len(a.kept) == 1 and len(b.kept) == 1:
+        (a0, a1), (b0, b1) = a.kept[0], b.kept[0]
+        size, middle = min(48, a1 - a0), (a1 - a0) // 2
+        if body[a1 - size : a1] != body[b1 - size : b1] or (
+            body[a0 + middle : a0 + middle + size] != body[b0 + middle : b0 + middle + size]
+        ):
+            return False
+        return body.startswith(bytes(memoryview(body)[a0:a1]), b0)
+    view = memoryview(body)
+    return b"".join(view[s:e] for s, e in a.kept) == b"".join(view[s:e] for s, e in b.kept)
+
+
+def _client_uuid(part: Part, where: str) -> str | None:
+    if part.uuid is ABSENT:
+        return None
+    value = json.loads(bytes(part.uuid))
+    if value is None:
+        return None
+    if not isinstance(value, str):
+        raise bad_request(f"{where}.uuid: not a string", param=f"{where}.uuid")
+    return value
+
+
+def _without_uuid(body: bytes | bytearray, start: int, end: int) -> Place:
+    """The place of a part whose `uuid` members are cut out, each with one comma."""
+    # latin-1 keeps one character a byte, so offsets stay those of the body.
+    text = str(memoryview(body)[start:end], "latin-1")
+    members: list[tuple[int, int, bool]] = []
+    at = _space(text, 1)
+    while text[at] != "}":
+        key_at = at
+        key, at = scanstring(text, at + 1, True)
+        at = _space(text, _space(text, at) + 1)
+        _, at = _members.raw_decode(text, at)
+        members.append((key_at, at, key == "uuid"))
+        at = _space(text, at)
+        if text[at] == ",":
+            at = _space(text, at + 1)
+    kept: list[Span] = []
+    last_end = members[0][0]
+    kept.append((0, last_end))
+    for i, (key_at, value_end, is_uuid) in enumerate(members):
+        if not is_uuid:
+            # White space and comma before a member stay with it, unless it became the first.
+            begin = key_at if len(kept) == 1 else members[i - 1][1]
+            kept.append((begin, value_end))
+        last_end = value_end
+    bare = len(kept) == 1
+    kept.append((last_end, len(text) - 1))
+    merged: list[Span] = []
+    for begin, stop in kept:
+        if merged and merged[-1][1] == begin:
+            merged[-1] = (merged[-1][0], stop)
+        elif begin < stop:
+            merged.append((begin, stop))
+    return Place(start, end, tuple((start + b, start + e) for b, e in merged), bare=bare)
+
+
+def _space(text: str, at: int) -> int:
+    m = _SPACE.match(text, at)
+    return m.end() if m else at
+
+
+def _share(plan: Plan, chat: _Chat) -> None:
+    if chat.model is not ABSENT:
+        raw = bytes(chat.model)
+        if raw[:1] == b'"' and len(raw) <= 1024:
+            try:
+                plan.model = msgspec.json.decode(raw, type=str)[:256]
+            except msgspec.DecodeError as error:
+                raise bad_request(f"model: {error}", param="model") from None
+    if plan.items:
+        pairs = (
+            (b"model", chat.model),
+            (b"mm_processor_kwargs", chat.mm_processor_kwargs),
+            (b"media_io_kwargs", chat.media_io_kwargs),
+            (b"priority", chat.priority),
+        )
+        plan.options += b"".join(b'"%b":%b,' % (name, bytes(raw)) for name, raw in pairs if raw is not ABSENT)
+
+
+def _tail(place: Place, uuid: bytes | None) -> bytes:
+    if uuid is None:
+        return b"}"
+    return b'%b"uuid":"%b"}' % (b"" if place.bare else b",", uuid)
+
+
+def encoder_body(plan: Plan, item: Item, uuid: bytes | None) -> list[Buffer]:
+    """The request that encodes one item, as slices; `uuid` None keeps the part as the client sent it."""
+    view = memoryview(plan.body)
+    head = plan.options + b'"max_tokens":1,"messages":[{"role":"user","content":['
+    if uuid is None:
+        return [head, view[item.place.start : item.place.end], b"]}]}"]
+    parts: list[Buffer] = [head]
+    parts += [view[start:end] for start, end in item.place.kept]
+    parts.append(_tail(item.place, uuid) + b"]}]}")
+    return parts
+
+
+def pd_body(plan: Plan, uuids: Sequence[bytes] | None) -> list[Buffer]:
+    """The client's body with each media part's uuid; `uuids` by position in `items`, None: unchanged."""
+    if uuids is None or not plan.places:
+        return [plan.body]
+    view = memoryview(plan.body)
+    parts: list[Buffer] = []
+    done = 0
+    for place, position in plan.places:
+        kept = place.kept
+        if kept[0][0] == place.start:
+            parts.append(view[done : kept[0][1]])
+            rest = kept[1:]
+        else:
+            parts.append(view[done : place.start])
+            rest = kept
+        parts += [view[start:end] for start, end in rest]
+        parts.append(_tail(place, uuids[position]))
+        done = place.end
+    parts.append(view[done:])
+    return parts
+
+
+def content_uuid(plan: Plan, item: Item) -> bytes:
+    """An identity that follows from content, processing options and the client's own uuid, 32 hex digits."""
+    view = memoryview(plan.body)
+    digest = hashlib.blake2b(digest_size=16, person=b"eccon-content")
+    digest.update(plan.options)
+    digest.update(item.kind.encode())
+    digest.update(json.dumps(item.client_uuid).encode())
+    for start, end in item.place.kept:
+        digest.update(view[start:end])
+    return digest.hexdigest().encode()
+
+
+def fingerprint(body: bytes | bytearray) -> int:
+    """A number by which the same body is known again in this process; large bodies are sampled."""
+    size = len(body)
+    if size <= 16384:
+        return hash((size, bytes(body)))
+    step = size // 16
+    return hash(
+        (size, b"".join(bytes(body[i : i + 512]) for i in range(0, size - 512, step)), bytes(body[-512:]))
+    )

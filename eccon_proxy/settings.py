@@ -1,0 +1,266 @@
+"""Every setting of the proxy in one frozen struct, checked once, before anything is started."""
+
+import ipaddress
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Literal
+from urllib.parse import urlsplit
+
+import msgspec
+
+__all__ = ["KINDS", "SECRET_FIELDS", "Group", "Settings", "SettingsError", "groups", "masked", "normal_url"]
+
+Kind = Literal[
+    "image_url", "input_image", "audio_url", "input_audio",
+    "video_url", "video_embeds", "prompt_embeds",
+]  # fmt: skip
+KINDS: tuple[str, ...] = Kind.__args__  # type: ignore[attr-defined]
+"""Media kinds of vLLM's chat API, by the `type` of their part."""
+
+RBLN_CONNECTOR = "RblnECNixlConnector"
+SECRET_FIELDS = frozenset({"api_keys", "upstream_api_key", "admin_key"})
+
+
+class SettingsError(ValueError):
+    """A setting that cannot work; the message names it and says why."""
+
+
+class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Times are seconds, sizes bytes. The flag of each field is its name with dashes."""
+
+    host: str = "0.0.0.0"
+    port: int = 19000
+    encode_servers_urls: tuple[str, ...] = ()
+    decode_servers_urls: tuple[str, ...] = ()
+    groups: tuple[str, ...] = ()
+    """`PD_URL=ENC_URL,ENC_URL`: which encoders push to which PD; needed with several PDs."""
+    admin: str = ""
+    """`unix:PATH` or `HOST:PORT`; empty: a socket in the state directory."""
+    admin_key: str = ""
+
+    # Identity and what is encoded
+    encode_kinds: tuple[str, ...] = (
+        "image_url", "input_image", "audio_url", "input_audio",
+    )  # fmt: skip
+    identity: Literal["attempt", "content", "off"] = "attempt"
+    unsafe_identity: bool = False
+    connector: str = RBLN_CONNECTOR
+
+    # Choice of encoder
+    policy: Literal["round_robin", "least_inflight", "least_work", "affinity"] = "round_robin"
+    encoder_concurrency: int = 16
+    """Items at one encoder at a time."""
+    encode_wait: float = 30.0
+    """Longest wait of an item for a free encoder."""
+    encode_attempts: int = 3
+    hedge: float = 0.0
+    """An item slower than its encoder's p95 times this is sent to an idle encoder too; 0: never."""
+
+    # Failure of encoders
+    probe_interval: float = 2.0
+    probe_timeout: float = 4.0
+    probe_failures: int = 2
+    eject_after: int = 3
+    eject_seconds: float = 5.0
+    """First time out of the pool; doubles up to four times this."""
+
+    # PD
+    pd_probe_interval: float = 1.0
+    pd_probe_timeout: float = 10.0
+    stall_after: float = 5.0
+    poison_deaths: int = 2
+
+    # Admission
+    max_inflight: int = 4096
+    queue: int = 1024
+    queue_timeout: float = 30.0
+    pd_items: int = 32
+    """Items of all requests handed to one PD and not yet answered; the connector's `max_concurrent_pulls`."""
+    staged_items: int = 96
+    """Items at one encoder that the PD has not consumed; below the connector's capacity of 128."""
+    staged_age: float = 45.0
+    """Age beyond which an item is encoded again; below the connector's 60 s."""
+
+    # Time limits
+    connect_timeout: float = 3.0
+    encode_timeout: float = 60.0
+    first_byte_timeout: float = 600.0
+    stream_idle_timeout: float = 300.0
+    header_timeout: float = 15.0
+    body_timeout: float = 60.0
+    request_timeout: float = 0.0
+    """Deadline of a whole request, 0: none. A client's `x-request-timeout` header may shorten it."""
+    drain_delay: float = 2.0
+    shutdown_grace: float = 30.0
+
+    # Input
+    max_body: int = 128 * 1024 * 1024
+    max_header: int = 64 * 1024
+    max_connections: int = 16384
+    api_keys: tuple[str, ...] = ()
+    upstream_api_key: str = ""
+    cors_origins: tuple[str, ...] = ()
+    inline_media: bool = False
+    inline_max_bytes: int = 32 * 1024 * 1024
+    inline_timeout: float = 20.0
+    inline_private: bool = False
+    ssl_certfile: str = ""
+    ssl_keyfile: str = ""
+
+    # What it tells
+    trace_bytes: int = 16 * 1024 * 1024
+    otlp_endpoint: str = ""
+    log_format: Literal["json", "text"] = "text"
+    log_level: Literal["debug", "info", "warning", "error"] = "info"
+    encoders_file: str = ""
+    """A file of encoder URLs, one a line, read again at SIGHUP."""
+
+    def __post_init__(self) -> None:
+        _check(self)
+
+
+class Group(msgspec.Struct, frozen=True):
+    """One PD and the encoders that push to it."""
+
+    pd: str
+    encoders: tuple[str, ...]
+
+
+def normal_url(text: str) -> str:
+    """`scheme://host:port[/path]`, lower case, default port written out, `localhost` as 127.0.0.1."""
+    text = text.strip()
+    url = urlsplit(text)
+    try:
+        port = url.port
+    except ValueError as error:
+        raise SettingsError(f"{text!r} is not a URL: {error}") from None
+    if url.scheme not in {"http", "https"} or not url.hostname:
+        raise SettingsError(f"{text!r} is not an http URL, as http://127.0.0.1:19101")
+    if url.username is not None or url.query or url.fragment:
+        raise SettingsError(f"{text!r}: a server's URL has no user, query or fragment")
+    host = url.hostname.lower().rstrip(".")
+    if host == "localhost":
+        host = "127.0.0.1"
+    try:
+        host = ipaddress.ip_address(host).compressed
+    except ValueError:
+        if not host.replace("-", "").replace(".", "").replace("_", "").isalnum():
+            raise SettingsError(f"{text!r}: {host!r} is not a host name") from None
+    if ":" in host:
+        host = f"[{host}]"
+    if port == 0:
+        raise SettingsError(f"{text!r}: port 0 is not a server's port")
+    path = url.path.rstrip("/")
+    return f"{url.scheme}://{host}:{port or (443 if url.scheme == 'https' else 80)}{path}"
+
+
+def groups(settings: Settings) -> tuple[Group, ...]:
+    """Which encoders belong to which PD, in the order of the flags."""
+    encoders = settings.encode_servers_urls
+    pds = settings.decode_servers_urls
+    if not settings.groups:
+        if len(pds) > 1:
+            raise SettingsError(
+                "several --decode-servers-urls need a --group PD_URL=ENC_URL,ENC_URL for each: an encoder "
+                "pushes what it encodes to exactly one PD, so the proxy must know which group of encoders "
+                "feeds which PD"
+            )
+        return (Group(pds[0], encoders),)
+    found: dict[str, tuple[str, ...]] = {}
+    for text in settings.groups:
+        pd_text, eq, list_text = text.partition("=")
+        if not eq:
+            raise SettingsError(f"--group {text!r} is not PD_URL=ENC_URL,ENC_URL")
+        pd = normal_url(pd_text)
+        if pd not in pds:
+            raise SettingsError(f"--group {text!r}: {pd} is not among --decode-servers-urls")
+        if pd in found:
+            raise SettingsError(f"--group names {pd} twice")
+        found[pd] = tuple(normal_url(e) for e in list_text.split(",") if e.strip())
+    grouped = [e for members in found.values() for e in members]
+    for name, bad in (
+        ("in no --group", set(encoders) - set(grouped)),
+        ("in a --group but not among --encode-servers-urls", set(grouped) - set(encoders)),
+        ("in more than one --group", {e for e in grouped if grouped.count(e) > 1}),
+    ):
+        if bad:
+            raise SettingsError(f"{', '.join(sorted(bad))} is {name}: an encoder pushes to exactly one PD")
+    if missing := [pd for pd in pds if pd not in found]:
+        raise SettingsError(f"{', '.join(missing)} has no --group")
+    return tuple(Group(pd, found[pd]) for pd in pds)
+
+
+def masked(settings: Settings) -> dict[str, object]:
+    """The settings in force, with every secret replaced."""
+    out: dict[str, object] = {}
+    for name in settings.__struct_fields__:
+        value = getattr(settings, name)
+        if name in SECRET_FIELDS and value:
+            value = ["***"] * len(value) if isinstance(value, tuple) else "***"
+        out[name] = value
+    return out
+
+
+def from_mapping(values: Mapping[str, object]) -> Settings:
+    """Settings from plain values, with messages that name the setting."""
+    try:
+        return msgspec.convert(values, Settings, strict=False)
+    except msgspec.ValidationError as error:
+        raise SettingsError(str(error)) from None
+
+
+def _unique(name: str, urls: Iterable[str]) -> None:
+    seen: set[str] = set()
+    for url in urls:
+        if normal_url(url) != url:
+            raise SettingsError(f"{name}: {url!r} is not in normal form ({normal_url(url)})")
+        if url in seen:
+            raise SettingsError(f"{name} names {url} twice")
+        seen.add(url)
+
+
+def _check(s: Settings) -> None:
+    if not 0 <= s.port < 65536:
+        raise SettingsError(f"--port {s.port}: not between 0 and 65535")
+    if not s.decode_servers_urls:
+        raise SettingsError("--decode-servers-urls: at least one PD is needed")
+    _unique("--encode-servers-urls", s.encode_servers_urls)
+    _unique("--decode-servers-urls", s.decode_servers_urls)
+    if both := set(s.encode_servers_urls) & set(s.decode_servers_urls):
+        raise SettingsError(f"{', '.join(sorted(both))} is both encoder and PD")
+    groups(s)
+    if bad := [k for k in s.encode_kinds if k not in KINDS]:
+        raise SettingsError(f"--encode-kinds {bad[0]!r}: not one of {', '.join(KINDS)}")
+    if s.identity != "attempt" and s.connector == RBLN_CONNECTOR and not s.unsafe_identity:
+        raise SettingsError(
+            f"--identity {s.identity} with {s.connector} needs --unsafe-identity: an encoder that still holds "
+            "an item answers 200 and pushes nothing, and the PD exits 30 s later"
+        )
+    if s.policy == "affinity" and s.identity != "content":
+        raise SettingsError(
+            "--policy affinity needs --identity content: without it no encoder reuses an item"
+        )
+    counts = (
+        "encoder_concurrency encode_attempts probe_failures eject_after max_inflight pd_items staged_items"
+    )
+    for name in (*counts.split(), "max_body", "max_header", "max_connections", "poison_deaths"):
+        if getattr(s, name) < 1:
+            raise SettingsError(f"--{name.replace('_', '-')} {getattr(s, name)}: at least 1")
+    positive = (
+        "probe_interval probe_timeout pd_probe_interval pd_probe_timeout connect_timeout encode_timeout"
+    )
+    for name in (
+        *positive.split(),
+        "first_byte_timeout",
+        "stream_idle_timeout",
+        "header_timeout",
+        "body_timeout",
+    ):
+        if not getattr(s, name) > 0:
+            raise SettingsError(f"--{name.replace('_', '-')} {getattr(s, name)}: more than 0 seconds")
+    for name in ("ssl_certfile", "ssl_keyfile", "encoders_file"):
+        value = getattr(s, name)
+        if value and not Path(value).is_file():
+            raise SettingsError(f"--{name.replace('_', '-')} {value!r}: no such file")
+    if bool(s.ssl_certfile) != bool(s.ssl_keyfile):
+        raise SettingsError("--ssl-certfile and --ssl-keyfile belong together")

@@ -1,0 +1,442 @@
+"""Pooled HTTP/1.1 client for the few servers behind the proxy.
+
+Three things decide whether a PD lives are not told by a general client: whether a connection was a
+reused one that died before any byte of an answer, whether it was closed at once when nobody wants the
+answer, and how much of a body is held. It also costs a fifth of aiohttp's CPU a request (25 against
+120 µs), which is most of what a request costs here. Parsing is httptools', as in uvicorn.
+"""
+
+import asyncio
+import ssl
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Literal
+from urllib.parse import urlsplit
+
+import httptools
+
+from eccon_proxy.plan import Buffer
+
+__all__ = ["Response", "Upstream", "UpstreamError"]
+
+Cause = Literal["connect", "refused", "closed", "reset", "timeout", "protocol"]
+HIGH_WATER = 256 * 1024
+"""Bytes of an answer held before the server is made to wait."""
+IDLE_SECONDS = 4.0
+"""vLLM closes idle connections after 5 s; ours go before, so that a request seldom meets the close."""
+
+
+class UpstreamError(Exception):
+    """A request that got no whole answer.
+
+    `started` tells that bytes of an answer came; `reused` that the connection had served before.
+    """
+
+    def __init__(self, cause: Cause, message: str, *, started: bool = False, reused: bool = False) -> None:
+        super().__init__(message)
+        self.cause = cause
+        self.started = started
+        self.reused = reused
+
+    @property
+    def stale(self) -> bool:
+        """A kept connection that the server had closed: says nothing about the server."""
+        return self.reused and not self.started and self.cause in {"closed", "reset"}
+
+
+class Response:
+    """One answer as it arrives. Read it to its end, or `close` it: that aborts the request."""
+
+    __slots__ = ("_chunks", "_connection", "_held", "complete", "error", "headers", "reused", "status")
+
+    def __init__(self, connection: "_Connection", *, reused: bool) -> None:
+        self._connection = connection
+        self._chunks: deque[bytes] = deque()
+        self._held = 0
+        self.status = 0
+        self.headers: list[tuple[bytes, bytes]] = []
+        """Names in lower case."""
+        self.complete = False
+        self.error: UpstreamError | None = None
+        self.reused = reused
+
+    def header(self, name: bytes) -> bytes | None:
+        """The first value of a header."""
+        for key, value in self.headers:
+            if key == name:
+                return value
+        return None
+
+    @property
+    def born(self) -> float:
+        """Loop time at which its connection was opened."""
+        return self._connection.born
+
+    async def read(self) -> bytes:
+        """What has come of the body since, waiting for the next bytes; empty at its end."""
+        connection = self._connection
+        while not self._chunks:
+            if self.error is not None:
+                raise self.error
+            if self.complete:
+                return b""
+            await connection.wait()
+        chunks = self._chunks
+        data = chunks.popleft() if len(chunks) == 1 else b"".join(chunks)
+        chunks.clear()
+        self._held = 0
+        connection.resume()
+        return data
+
+    async def read_all(self, limit: int) -> bytes | None:
+        """The whole body; None when it is longer than `limit` bytes (what came stays to be read)."""
+        while not self.complete:
+            if self.error is not None:
+                raise self.error
+            if self._held > limit:
+                return None
+            if self._held >= HIGH_WATER:
+                self._connection.resume()
+            await self._connection.wait()
+        return None if self._held > limit else await self.read()
+
+    def close(self) -> None:
+        """Give up what has not been read; the connection is closed unless the answer was whole."""
+        self._connection.abandon(self)
+
+    def feed(self, data: bytes) -> None:
+        """Take bytes of the body (called by the connection)."""
+        self._chunks.append(data)
+        self._held += len(data)
+        if self._held >= HIGH_WATER:
+            self._connection.pause()
+
+
+class _Connection(asyncio.Protocol):
+    """One connection, one request at a time."""
+
+    def __init__(self, upstream: "Upstream", loop: asyncio.AbstractEventLoop) -> None:
+        self._upstream = upstream
+        self._loop = loop
+        self._waiter: asyncio.Future[None] | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._limit = 0.0
+        self._paused = False
+        self._keep = False
+        self._head_done = False
+        self.response: Response | None = None
+        self.transport: asyncio.Transport | None = None
+        self.used = False
+        self.lost = False
+        self.born = loop.time()
+        self.idle_since = 0.0
+        self.active = 0.0
+        """Loop time of the last byte of an answer, or of its request."""
+
+    # asyncio.Protocol
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = transport  # type: ignore[assignment]
+
+    def data_received(self, data: bytes) -> None:
+        if self.response is None:  # a server that speaks out of turn
+            self._drop()
+            return
+        self.active = self._loop.time()
+        try:
+            self._parser.feed_data(data)
+        except httptools.HttpParserError as error:
+            self._fail("protocol", f"not HTTP: {error}")
+            self._drop()
+        except httptools.HttpParserUpgrade:
+            self._fail("protocol", "the server switched protocols")
+            self._drop()
+
+    def eof_received(self) -> bool:
+        return False
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.lost = True
+        self._upstream.forget(self)
+        response = self.response
+        if response is None or response.complete:
+            return
+        if self._head_done and not self._framed and exc is None:
+            self.on_message_complete()  # HTTP/1.0: the end of the connection is the end of the body
+        elif exc is None:
+            self._fail("closed", "the server closed the connection")
+        else:
+            self._fail("reset", f"the connection broke: {exc or type(exc).__name__}")
+
+    # one request
+
+    def begin(self, head: bytes, body: Sequence[Buffer], first_byte: float) -> Response:
+        """Send a request; the answer is to be awaited by `headers`."""
+        assert self.transport is not None
+        response = Response(self, reused=self.used)
+        self.response = response
+        self.used = True
+        self._parser = httptools.HttpResponseParser(self)
+        self._head_done = self._framed = self._keep = False
+        self.active = self._loop.time()
+        self._limit = first_byte
+        self._timer = self._loop.call_later(first_byte, self._expire)
+        if len(body) == 1 and len(body[0]) < 65536:
+            self.transport.write(head + body[0])
+        else:
+            self.transport.writelines((head, *body))
+        return response
+
+    async def headers(self) -> None:
+        """Wait for status and headers of the answer."""
+        response = self.response
+        assert response is not None
+        while not self._head_done:
+            if response.error is not None:
+                raise response.error
+            await self.wait()
+
+    def allow(self, first_byte: float | None, idle: float) -> None:
+        """Change the longest silence: until the first byte of the body, then between bytes."""
+        self._limit = idle if first_byte is None else first_byte
+
+    async def wait(self) -> None:
+        """Wait until something of the answer has happened."""
+        self._waiter = self._loop.create_future()
+        try:
+            await self._waiter
+        finally:
+            self._waiter = None
+
+    def _wake(self) -> None:
+        waiter = self._waiter
+        if waiter is not None and not waiter.done():
+            waiter.set_result(None)
+
+    def _expire(self) -> None:
+        response = self.response
+        if response is None or response.complete:
+            return
+        # One timer a request: bytes only note their time, and the timer looks when it was due.
+        left = self.active + self._limit - self._loop.time()
+        if self._paused:
+            left = self._limit
+        if left > 0.001:
+            self._timer = self._loop.call_later(left, self._expire)
+        else:
+            self._fail("timeout", f"no byte for {self._limit:g} s")
+            self._drop()
+
+    def _fail(self, cause: Cause, message: str) -> None:
+        response = self.response
+        if response is not None and not response.complete and response.error is None:
+            started = response.status != 0
+            response.error = UpstreamError(cause, message, started=started, reused=response.reused)
+            self._wake()
+
+    # httptools callbacks
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if self.response is not None:
+            name = name.lower()
+            self.response.headers.append((name, value))
+            if name in {b"content-length", b"transfer-encoding"}:
+                self._framed = True
+
+    def on_message_begin(self) -> None:
+        if self.response is not None and not self._head_done:
+            self.response.status = -1
+
+    def on_headers_complete(self) -> None:
+        response = self.response
+        if response is None:
+            return
+        status = self._parser.get_status_code()
+        if status < 200 and status != 101:
+            response.headers.clear()
+            self._framed = False
+            return
+        response.status = status
+        if status in {204, 304}:
+            self._framed = True
+        self._head_done = True
+        self._wake()
+
+    def on_body(self, data: bytes) -> None:
+        if self.response is not None:
+            self.response.feed(data)
+            self._wake()
+
+    def on_message_complete(self) -> None:
+        response = self.response
+        if response is None or not self._head_done:
+            return
+        response.complete = True
+        self._keep = self._framed and not self.lost and self._parser.should_keep_alive()
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        self.response = None
+        self._wake()
+        self._release()
+
+    # life
+
+    def _release(self) -> None:
+        transport = self.transport
+        assert transport is not None
+        if not self._keep or transport.get_write_buffer_size():
+            self._drop()
+            return
+        if self._paused:
+            self._paused = False
+            transport.resume_reading()
+        self.idle_since = self._loop.time()
+        self._upstream.keep(self)
+
+    def abandon(self, response: Response) -> None:
+        """Nobody wants this answer any more."""
+        if self.response is response:
+            self.response = None
+            self._drop()
+
+    def _drop(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if self.transport is not None and not self.lost:
+            self.transport.abort()
+
+    def drop(self) -> None:
+        """Close at once."""
+        self._drop()
+
+    def pause(self) -> None:
+        """Let the server wait: the reader is behind."""
+        if not self._paused and self.transport is not None and not self.lost:
+            self._paused = True
+            self.transport.pause_reading()
+
+    def resume(self) -> None:
+        """Read on."""
+        if self._paused and self.transport is not None and not self.lost:
+            self._paused = False
+            self.active = self._loop.time()
+            self.transport.resume_reading()
+
+
+class Upstream:
+    """One server: its address and its kept connections."""
+
+    def __init__(self, url: str, *, connect_timeout: float) -> None:
+        parts = urlsplit(url)
+        self.url = url
+        self._host = parts.hostname or ""
+        self._port = parts.port or 80
+        self._tls = ssl.create_default_context() if parts.scheme == "https" else None
+        self._path = parts.path.encode("latin-1")
+        self._authority = parts.netloc.encode("latin-1")
+        self._connect_timeout = connect_timeout
+        self._idle: list[_Connection] = []
+        self._all: set[_Connection] = set()
+        self._sweep: asyncio.TimerHandle | None = None
+        self.on_byte: Callable[[], None] | None = None
+
+    @property
+    def connections(self) -> int:
+        """Open connections, kept ones included."""
+        return len(self._all)
+
+    def head(self, method: bytes, path: bytes, headers: bytes, length: int) -> bytes:
+        """The head of a request; `headers` are whole lines."""
+        return b"%b %b%b HTTP/1.1\r\nhost: %b\r\n%bcontent-length: %d\r\n\r\n" % (
+            method, self._path, path, self._authority, headers, length,
+        )  # fmt: skip
+
+    async def request(
+        self,
+        method: bytes,
+        path: bytes,
+        headers: bytes = b"",
+        body: Sequence[Buffer] = (),
+        *,
+        timeout: float,
+        fresh: bool = False,
+    ) -> Response:
+        """Send a request and return its answer when status and headers have come.
+
+        `timeout` is the longest silence, in seconds. `fresh` takes no kept connection. Raises
+        `UpstreamError`; when cancelled, the connection is closed.
+        """
+        connection = None if fresh else self._take()
+        if connection is None:
+            connection = await self._connect()
+        length = 0
+        for part in body:
+            length += len(part)
+        response = connection.begin(self.head(method, path, headers, length), body, timeout)
+        try:
+            await connection.headers()
+        except BaseException:
+            response.close()
+            raise
+        return response
+
+    def allow(self, response: Response, idle: float) -> None:
+        """Change the longest silence of an answer under way."""
+        response._connection.allow(None, idle)  # noqa: SLF001
+
+    def _take(self) -> _Connection | None:
+        while self._idle:
+            connection = self._idle.pop()
+            if not connection.lost and connection.transport is not None:
+                return connection
+        return None
+
+    async def _connect(self) -> _Connection:
+        loop = asyncio.get_running_loop()
+        try:
+            _, connection = await asyncio.wait_for(
+                loop.create_connection(
+                    lambda: _Connection(self, loop), self._host, self._port, ssl=self._tls
+                ),
+                self._connect_timeout,
+            )
+        except asyncio.TimeoutError:
+            message = f"no connection to {self.url} within {self._connect_timeout:g} s"
+            raise UpstreamError("timeout", message) from None
+        except ConnectionRefusedError:
+            raise UpstreamError("refused", f"{self.url} refuses connections") from None
+        except OSError as error:
+            raise UpstreamError("connect", f"no connection to {self.url}: {error}") from None
+        self._all.add(connection)
+        return connection
+
+    def keep(self, connection: _Connection) -> None:
+        """Take a connection back for the next request."""
+        self._idle.append(connection)
+        if self._sweep is None:
+            self._sweep = asyncio.get_running_loop().call_later(1.0, self._close_idle)
+
+    def forget(self, connection: _Connection) -> None:
+        """A connection is gone."""
+        self._all.discard(connection)
+        if connection in self._idle:
+            self._idle.remove(connection)
+
+    def _close_idle(self) -> None:
+        loop = asyncio.get_running_loop()
+        oldest = loop.time() - IDLE_SECONDS + 1.0
+        for connection in [c for c in self._idle if c.idle_since < oldest]:
+            self._idle.remove(connection)
+            connection.drop()
+        self._sweep = loop.call_later(1.0, self._close_idle) if self._idle else None
+
+    def close(self) -> None:
+        """Close every connection, answers under way included."""
+        if self._sweep is not None:
+            self._sweep.cancel()
+            self._sweep = None
+        self._idle.clear()
+        for connection in tuple(self._all):
+            connection.drop()
