@@ -1,4 +1,4 @@
-"""The HTTP face: routes, key check, request ids, as an ASGI application. What a chat completion does is in `serving`."""
+"""The HTTP face as an ASGI application: routes, key check, request ids. Chat completions are `serving`'s."""
 
 import asyncio
 import hmac
@@ -30,7 +30,7 @@ CHAT = "/v1/chat/completions"
 
 
 class Api:
-    """One server's application. `on_failure` is called when a request has failed because the engine is dead."""
+    """One server's application. `on_failure` is called when a request failed because the engine is dead."""
 
     def __init__(
         self, serve: Serve, model: Model, engine: EngineClient, faults: Faults, on_failure: Callable[[], None]
@@ -75,14 +75,15 @@ class Api:
         path, method = scope["path"], scope["method"]
         headers = {k.decode("latin-1"): v for k, v in scope["headers"]}
         request_id = headers.get("x-request-id", b"").decode("latin-1")
-        extra = [(b"vary", b"Origin")]
+        extra: list[tuple[bytes, bytes]] = []
         if self._serve.request_id_headers:
             extra.append((b"x-request-id", (request_id or uuid.uuid4().hex).encode("latin-1")))
         handler = path if path in self._gets or path in {CHAT, "/health"} else "none"
 
         async def answer(message: Message) -> None:
             if message["type"] == "http.response.start":
-                message["headers"] = [*message["headers"], *extra]
+                vary = [(b"vary", b"Origin")] if message["status"] != 500 else []  # as vLLM's layers have it
+                message["headers"] = [*message["headers"], *vary, *extra]
                 self._metrics.http(handler, method, message["status"])
             await send(message)
 
@@ -104,7 +105,8 @@ class Api:
             return True
         scheme, _, token = headers.get("authorization", b"").partition(b" ")
         # All are compared, in constant time: which key it was is nobody's business.
-        return scheme.lower() == b"bearer" and any([hmac.compare_digest(token, k) for k in self._keys])
+        known = [hmac.compare_digest(token, k) for k in self._keys]
+        return scheme.lower() == b"bearer" and any(known)
 
     async def _plain(self, path: str, method: str, send: Send) -> None:
         allowed = {CHAT: {"POST"}, "/ping": {"GET", "POST"}, "/health": {"GET"}}.get(path, {"GET"})

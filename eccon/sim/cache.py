@@ -11,8 +11,8 @@ __all__ = ["EncoderCache"]
 class EncoderCache:
     """As vLLM's encoder cache manager: an item no request uses stays until its room is needed, oldest first.
 
-    Room is counted in visual tokens. With no room at all an item goes when its last request ends, which is what
-    vllm-rbln's scheduler does with every item.
+    Room is counted in visual tokens. With no room at all an item goes when its last request ends, which is
+    what vllm-rbln's scheduler does with every item.
     """
 
     def __init__(self, room: int) -> None:

@@ -10,14 +10,14 @@ from eccon.sim.errors import ApiError, bad_request, invalid, not_found
 from eccon.sim.flags import Serve
 from eccon.sim.parts import Media, read_part
 
-__all__ = ["Chat", "Unparsable", "loads", "read"]
+__all__ = ["Chat", "UnparsableError", "loads", "read"]
 
 _TRUE = {"1", "true", "t", "yes", "y", "on"}
 _FALSE = {"0", "false", "f", "no", "n", "off"}
 _ROLES_WITHOUT_CONTENT = {"assistant"}
 
 
-class Unparsable(Exception):
+class UnparsableError(Exception):
     """Neither JSON nor anything that a JSON parser can refuse; FastAPI has an answer of its own for it."""
 
 
@@ -45,7 +45,7 @@ def loads(body: bytes) -> Any:
 
     Raises:
         ApiError: it is empty, or not JSON.
-        Unparsable: it is not text, or nested too deep.
+        UnparsableError: it is not text, or nested too deep.
     """
     if not body:
         raise invalid("missing", "body", "Field required", "None")
@@ -57,7 +57,7 @@ def loads(body: bytes) -> Any:
             "json_invalid", f"body.{e.pos}", "JSON decode error", "<dict of 0 items>", ctx=ctx
         ) from e
     except (UnicodeDecodeError, RecursionError) as e:
-        raise Unparsable from e
+        raise UnparsableError from e
 
 
 def _shown(value: object) -> str:
@@ -161,8 +161,8 @@ def _most(body: dict[str, Any], serve: Serve, max_model_len: int) -> int | None:
         raise bad_request(msg, "max_tokens")
     if value > max_model_len and serve.role != "producer":
         msg = (
-            f"max_tokens={value} cannot be greater than max_model_len=max_total_tokens={max_model_len}. Please "
-            f"request fewer output tokens. (parameter=max_tokens, value={value})"
+            f"max_tokens={value} cannot be greater than max_model_len=max_total_tokens={max_model_len}. "
+            f"Please request fewer output tokens. (parameter=max_tokens, value={value})"
         )
         raise bad_request(msg, "max_tokens")
     return value
@@ -230,9 +230,9 @@ def too_long(max_model_len: int, prompt: int, wanted: int) -> ApiError:
     """400 of a prompt that leaves no room for its answer."""
     least = max_model_len - wanted + 1
     return bad_request(
-        f"This model's maximum context length is {max_model_len} tokens. However, you requested {wanted} output "
-        f"tokens and your prompt contains at least {min(prompt, least)} input tokens, for a total of at least "
-        f"{min(prompt, least) + wanted} tokens. Please reduce the length of the input prompt or the number of "
-        f"requested output tokens. (parameter=input_tokens, value={min(prompt, least)})",
+        f"This model's maximum context length is {max_model_len} tokens. However, you requested {wanted} "
+        f"output tokens and your prompt contains at least {min(prompt, least)} input tokens, for a total of "
+        f"at least {min(prompt, least) + wanted} tokens. Please reduce the length of the input prompt or the "
+        f"number of requested output tokens. (parameter=input_tokens, value={min(prompt, least)})",
         "input_tokens",
     )

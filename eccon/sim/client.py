@@ -1,4 +1,4 @@
-"""The API server's end of the engine: sends requests, sorts outputs to who waits for them, notices its death."""
+"""The API server's end of the engine: sends requests, sorts outputs to who waits, notices its death."""
 
 import asyncio
 import os

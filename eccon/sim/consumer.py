@@ -1,6 +1,6 @@
 """The PD's half of the connector: learns of items, fetches those that the engine's step needs.
 
-Everything but receiving runs on the engine's thread, so whatever waits here makes every request wait; and what is
+Everything but receiving runs on the engine's thread, so what waits here makes every request wait; and what is
 raised here ends the engine. Both are the connector's ways, not the stand-in's.
 """
 
@@ -71,8 +71,8 @@ class Consumer:
     def load(self, cache: dict[str, Tensor], hashes: Iterable[str]) -> None:
         """Drain what encoders said, then fetch `hashes` into `cache`, and what an earlier step put off.
 
-        At most `max_concurrent_pulls` are in flight; the rest wait for a later step, whether or not this step's
-        prefill needs them. An item of which nothing was heard is waited for, each for itself.
+        At most `max_concurrent_pulls` are in flight; the rest wait for a later step, whether or not this
+        step's prefill needs them. An item of which nothing was heard is waited for, each for itself.
 
         Raises:
             NixlError: an encoder cannot be reached, or does not hold what it once announced.

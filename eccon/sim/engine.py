@@ -56,7 +56,7 @@ class _Engine:
         self._inbox.put(None)
 
     def load(self) -> Scheduler:
-        """Take the time that loading takes, saying what is done. The connector is made on the way, not at first."""
+        """Take the time that loading takes, and say what is done. The connector is made on the way."""
         say = milestones.Engine(self._serve, self._model, self._tunables)
         say.initializing()
         if self._serve.role != "none":

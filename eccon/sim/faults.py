@@ -1,7 +1,7 @@
 """Faults on demand: `ECCON_SIM_FAULT=name[:N][,name...]`, each for the first N times (without N: always).
 
-`ECCON_SIM_FAULT=@FILE` takes them from a file, read anew at every turn, so that a fault can come and go while a
-process runs. Names:
+`ECCON_SIM_FAULT=@FILE` takes them from a file, read anew at every turn, so that a fault can come and go while
+a process runs. Names:
 
 - `start-fail`: the engine raises while it loads; the process exits 1.
 - `start-hang`: never gets ready.

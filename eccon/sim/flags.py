@@ -56,28 +56,31 @@ class Serve(msgspec.Struct, frozen=True, kw_only=True):
 
 
 # Flags with one value (or several) that change nothing here.
-_VALUED = (
-    "--allowed-local-media-path --block-size --chat-template --chat-template-content-format --config --cpu-offload-gb "
-    "--data-parallel-size --device --disable-log-stats-interval --download-dir --dtype --encoder-cache-size "
-    "--generation-config --gpu-memory-utilization --guided-decoding-backend --hf-overrides --hf-token "
-    "--interleave-mm-strings --kv-cache-dtype --kv-cache-memory-bytes --kv-transfer-config --load-format "
-    "--log-config-file --logits-processors --long-prefill-token-threshold --max-log-len --max-logprobs "
-    "--max-num-batched-tokens --max-num-partial-prefills --media-io-kwargs --mm-encoder-attn-backend "
-    "--mm-encoder-tp-mode --mm-processor-cache-type --model-impl --num-gpu-blocks-override --optimization-level -O "
-    "--override-generation-config --pipeline-parallel-size -pp --quantization -q --reasoning-parser --revision "
-    "--root-path --runner --scheduling-policy --seed --ssl-ca-certs --ssl-certfile --ssl-keyfile --swap-space "
-    "--tensor-parallel-size -tp --tokenizer --tokenizer-mode --tokenizer-revision --tool-call-parser "
-    "--additional-config --compilation-config --speculative-config --shutdown-timeout --task --convert "
-    "--prefix-caching-hash-algo --limit-concurrency --sse-keep-alive-interval"
-).split()
-_SWITCHES = (
-    "--async-scheduling --disable-fastapi-docs --disable-frontend-multiprocessing --disable-log-requests "
-    "--disable-log-stats --enable-auto-tool-choice --enable-chunked-prefill --enable-expert-parallel --enable-log-outputs "
-    "--enable-log-requests --enable-lora --enable-mm-embeds --enable-prefix-caching --enable-prompt-tokens-details "
-    "--enable-sleep-mode --enable-tokenizer-info-endpoint --enforce-eager --language-model-only --mm-encoder-only "
-    "--no-async-scheduling --no-enable-chunked-prefill --no-enable-prefix-caching --skip-mm-profiling "
-    "--skip-tokenizer-init --trust-remote-code --use-tqdm-on-load --no-use-tqdm-on-load"
-).split()
+_VALUED = """
+    --allowed-local-media-path --block-size --chat-template --chat-template-content-format --config
+    --cpu-offload-gb --data-parallel-size --device --disable-log-stats-interval --download-dir --dtype
+    --encoder-cache-size --generation-config --gpu-memory-utilization --guided-decoding-backend
+    --hf-overrides --hf-token --interleave-mm-strings --kv-cache-dtype --kv-cache-memory-bytes
+    --kv-transfer-config --load-format --log-config-file --logits-processors
+    --long-prefill-token-threshold --max-log-len --max-logprobs --max-num-batched-tokens
+    --max-num-partial-prefills --media-io-kwargs --mm-encoder-attn-backend --mm-encoder-tp-mode
+    --mm-processor-cache-type --model-impl --num-gpu-blocks-override --optimization-level -O
+    --override-generation-config --pipeline-parallel-size -pp --quantization -q --reasoning-parser
+    --revision --root-path --runner --scheduling-policy --seed --ssl-ca-certs --ssl-certfile
+    --ssl-keyfile --swap-space --tensor-parallel-size -tp --tokenizer --tokenizer-mode
+    --tokenizer-revision --tool-call-parser --additional-config --compilation-config
+    --speculative-config --shutdown-timeout --task --convert --prefix-caching-hash-algo
+    --limit-concurrency --sse-keep-alive-interval
+""".split()  # noqa: SIM905  a list to be read
+_SWITCHES = """
+    --async-scheduling --disable-fastapi-docs --disable-frontend-multiprocessing --disable-log-requests
+    --disable-log-stats --enable-auto-tool-choice --enable-chunked-prefill --enable-expert-parallel
+    --enable-log-outputs --enable-log-requests --enable-lora --enable-mm-embeds --enable-prefix-caching
+    --enable-prompt-tokens-details --enable-sleep-mode --enable-tokenizer-info-endpoint --enforce-eager
+    --language-model-only --mm-encoder-only --no-async-scheduling --no-enable-chunked-prefill
+    --no-enable-prefix-caching --skip-mm-profiling --skip-tokenizer-init --trust-remote-code
+    --use-tqdm-on-load --no-use-tqdm-on-load
+""".split()  # noqa: SIM905  a list to be read
 _JSON = ("--mm-processor-kwargs", "--ec-transfer-config", "--limit-mm-per-prompt")
 
 
@@ -176,7 +179,7 @@ def _transfer(text: str | None) -> tuple[str, dict[str, Any]]:
         msg = f"ValueError: Unsupported ec_role: {t.ec_role}. Supported roles are ec_producer and ec_consumer"
         raise FlagError(msg)
     if t.ec_connector != CONNECTOR:
-        msg = f"ValueError: Unsupported connector type: {t.ec_connector} (this stand-in speaks {CONNECTOR} only)"
+        msg = f"ValueError: Unsupported connector type: {t.ec_connector} (the stand-in has {CONNECTOR} only)"
         raise FlagError(msg)
     return roles[t.ec_role], t.ec_connector_extra_config
 

@@ -1,8 +1,8 @@
 """The name of a media item (`mm_hash`): what encoder and PD must agree on without speaking to each other.
 
-As in vLLM 0.30: from the literal model string, the item's bytes and the request's own `mm_processor_kwargs` and
-`media_io_kwargs`. A `uuid` on the part stands in for the bytes, and without such kwargs it is the name itself.
-The server's own `--mm-processor-kwargs` are not in it.
+As in vLLM 0.30: from the literal model string, the item's bytes and the request's own `mm_processor_kwargs`
+and `media_io_kwargs`. A `uuid` on the part stands in for the bytes, and without such kwargs it is the name
+itself. The server's own `--mm-processor-kwargs` are not in it.
 """
 
 import hashlib

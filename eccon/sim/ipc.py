@@ -29,7 +29,7 @@ LENGTH = struct.Struct("!I")
 
 
 class Item(msgspec.Struct, frozen=True):
-    """One media item of a request. `picture` and `tokens` are known only where images are decoded: not on a PD."""
+    """One media item. `picture` and `tokens` are known only where images are decoded: not on a PD."""
 
     mm_hash: str
     picture: Picture | None = None

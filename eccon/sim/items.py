@@ -21,14 +21,14 @@ KEPT = 4096
 
 
 class Items:
-    """Like vLLM's processor cache: what was seen under a name is what that name means, whatever comes with it later."""
+    """Like vLLM's processor cache: a name means what came with it first, whatever comes with it later."""
 
     def __init__(self, serve: Serve, model: Model) -> None:
         self._serve = serve
         self._model = model
         self._seen: OrderedDict[str, Item] = OrderedDict()
-        # An encoder has no prefix cache; without a processor cache either, vLLM does not hash at all and names
-        # items by request, so that nothing that it announces is ever asked for.
+        # An encoder has no prefix cache; without a processor cache either, vLLM does not hash at all and
+        # names items by request, so that nothing that it announces is ever asked for.
         self._hashing = not (serve.role == "producer" and serve.processor_cache_gb == 0)
         self._hits = 0
         self._queries = 0

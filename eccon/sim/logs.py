@@ -1,4 +1,4 @@
-"""Logging as vLLM does it: its default formats, VLLM_LOGGING_CONFIG_PATH, and each process's prefix on every line."""
+"""Logging as vLLM does it: default formats, VLLM_LOGGING_CONFIG_PATH, each process's prefix on every line."""
 
 import json
 import logging
@@ -20,8 +20,9 @@ class LogError(Exception):
 
 
 class NewLineFormatter(logging.Formatter):
-    """Repeats the head of a record on each of its lines. `fileinfo` is the file that logs in vLLM: a logger is
-    named after its module there.
+    """Repeats the head of a record on each of its lines.
+
+    `fileinfo` is the file that logs in vLLM: a logger is named after its module there.
     """
 
     def format(self, record: logging.LogRecord) -> str:
@@ -62,7 +63,7 @@ _streams = (sys.stdout, sys.stderr)
 def prefix(name: str) -> None:
     """From now on what this process writes begins with `(name pid=N) `."""
     text = f"({name} pid={os.getpid()}) "
-    sys.stdout, sys.stderr = (_Prefixed(s, text) for s in _streams)  # type: ignore[assignment]
+    sys.stdout, sys.stderr = (_Prefixed(s, text) for s in _streams)
 
 
 def _given() -> dict[str, Any] | None:

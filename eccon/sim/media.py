@@ -1,6 +1,6 @@
 """Media of a request, from URL to bytes, and on an encoder from bytes to a decoded picture.
 
-Runs in threads, off the event loop. On a PD only the bytes are taken, for their hash: no image is opened there.
+Runs in threads, off the event loop. On a PD only the bytes are taken, for their hash: no image is opened.
 """
 
 import base64
@@ -52,7 +52,7 @@ def _inline(url: str) -> bytes:
 
 
 def _remote(url: str, param: str) -> bytes:
-    from urllib.request import Request, urlopen  # noqa: PLC0415  5 MB and 50 ms that most processes never need
+    from urllib.request import Request, urlopen  # noqa: PLC0415  5 MB, seldom needed
 
     timeout = float(os.environ.get("VLLM_IMAGE_FETCH_TIMEOUT", "5"))
     where = urlsplit(url)

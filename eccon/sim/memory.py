@@ -1,7 +1,7 @@
 """An encoder's memory: addresses that are freed and used again, and the socket through which a PD reads them.
 
-Stands for the encoder's pinned pages and for the reads that NIXL does over UCX. First fit, whole pages, so an item
-that is let go leaves its address to the next one of its size, which is what makes a stale address dangerous.
+Stands for the encoder's pinned pages and for the reads that NIXL does over UCX. First fit, whole pages: an
+item that is let go leaves its address to the next one of its size, which makes a stale address dangerous.
 """
 
 import os
@@ -23,7 +23,7 @@ ADDRESS = tuple[str, int]
 
 
 class AgentMetadata(msgspec.Struct, frozen=True):
-    """What is inside `agent_metadata`: where this encoder's memory can be read, and which of it is registered."""
+    """What is inside `agent_metadata`: where this encoder's memory is read, and what of it is registered."""
 
     name: str
     host: str

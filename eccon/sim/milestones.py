@@ -1,4 +1,4 @@
-"""The lines that vLLM 0.30 prints while it starts, in its order, spread over the time that the start takes."""
+"""The lines that vLLM 0.30 prints while it starts, in its order, spread over the time the start takes."""
 
 import logging
 import sys
@@ -64,10 +64,11 @@ class Engine:
         """The engine's process is up."""
         self._spend(0.35)
         logging.getLogger("vllm.v1.engine.core").info(
-            "Initializing a V1 LLM engine (v%s) with config: model='%s', served_model_name=%s, dtype=torch.float16",
+            "Initializing a V1 LLM engine (v%s) with config: model='%s', served_model_name=%s, dtype=%s",
             VERSION,
             self._serve.model,
             self._serve.served_names[0],
+            "torch.float16",
         )
         self._spend(0.15)
 
@@ -86,8 +87,9 @@ class Engine:
         for done in range(SHARDS + 1):
             if done:
                 self._spend(0.3 / SHARDS)
-            per = "?it/s" if not done else f"{done / max(1e-3, time.monotonic() - began):5.2f}it/s"
-            line = f"Loading safetensors checkpoint shards: {done * 100 // SHARDS:3d}% Completed | {done}/{SHARDS} [{per}]"
+            rate = "?it/s" if not done else f"{done / max(1e-3, time.monotonic() - began):.2f}it/s"
+            line = f"\rLoading safetensors checkpoint shards: {done * 100 // SHARDS:3d}% Completed | "
+            line += f"{done}/{SHARDS} [00:00<{'00:00' if done else '?'}, {rate}]"
             sys.stderr.write(line + "\n")
             sys.stderr.flush()
         took = time.monotonic() - began

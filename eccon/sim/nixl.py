@@ -13,7 +13,7 @@ __all__ = ["NixlError", "Pull", "RemoteAgents"]
 
 
 class NixlError(Exception):
-    """`NIXL_ERR_BACKEND` (peer unreachable), `NIXL_ERR_NOT_FOUND` (not registered in what we know of the peer), ..."""
+    """`NIXL_ERR_BACKEND`: nobody is there. `NIXL_ERR_NOT_FOUND`: not registered as far as we know. Others."""
 
 
 class Pull:

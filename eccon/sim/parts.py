@@ -1,7 +1,7 @@
 """Content parts of a chat message: which are text, which are media, and what vLLM 0.30 says to the rest.
 
-Taken from answers of vLLM 0.30. Its messages for a part that fits no schema are pydantic's, many lines long; here
-they are one line, with the same status and type.
+Taken from answers of vLLM 0.30. Its messages for a part that fits no schema are pydantic's, many lines long;
+here they are short, with the same status and type.
 """
 
 from typing import Any
@@ -42,7 +42,7 @@ def _url_of(part: dict[str, Any], key: str) -> str:
     value = part.get(key)
     if not isinstance(value, dict):
         what = "None" if value is None else type(value).__name__
-        msg = f"1 validation error for ChatCompletionContentPartParam\n{key}\n  Input should be a valid dictionary"
+        msg = f"1 validation error for ChatCompletionContentPartParam\n{key}\n  Input should be a dictionary"
         raise bad_request(f"{msg} [type=dict_type, input_type={what}]")
     url = value.get("url")
     if not isinstance(url, str) or value.get("detail", "auto") not in _DETAIL:

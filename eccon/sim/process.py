@@ -12,8 +12,8 @@ _PR_SET_NAME = 15
 def set_title(title: str) -> None:
     """Show `title` instead of the command line, cut to the room that the command line takes.
 
-    The kernel reads the command line from the process's own memory, where it may be written over; vLLM does the
-    same by way of setproctitle.
+    The kernel reads the command line from the process's own memory, where it may be written over; vLLM does
+    the same by way of setproctitle.
     """
     ctypes.CDLL(None).prctl(_PR_SET_NAME, title.encode(), 0, 0, 0)
     fields = Path("/proc/self/stat").read_text(encoding="ascii", errors="replace").rpartition(")")[2].split()

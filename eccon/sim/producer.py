@@ -59,9 +59,10 @@ class Producer:
         port: int = extra.get("llm_pull_port", 16100)
         if not _listens(host, port):
             log.warning(
-                "RblnECNixlConnector (encoder): LLM PULL port %s:%d is not accepting connections yet. Start the LLM "
-                "first with `bash examples/optimum/ec_disagg/serve_ec_llm.sh` - ZMQ will still buffer messages and "
-                "reconnectonce the LLM is up, but tail latency for the earliestrequests may be poor.",
+                "RblnECNixlConnector (encoder): LLM PULL port %s:%d is not accepting connections yet. "
+                "Start the LLM first with `bash examples/optimum/ec_disagg/serve_ec_llm.sh` - ZMQ will still buffer "
+                "messages and reconnectonce the LLM is up, but tail latency for the earliestrequests may be "
+                "poor.",
                 host,
                 port,
             )
@@ -75,8 +76,8 @@ class Producer:
         self._ack_socket = self._context.socket(zmq.PULL)
         self._ack_socket.setsockopt(zmq.RCVHWM, acks_max)
         self._ack_socket.bind(f"tcp://{self._ack_host}:{extra.get('ack_port', 0) or '*'}")
-        endpoint = self._ack_socket.getsockopt(zmq.LAST_ENDPOINT)
-        self._ack_port = int(bytes(endpoint).decode().rsplit(":", 1)[1].rstrip("\0"))  # type: ignore[arg-type]
+        endpoint = self._ack_socket.get_string(zmq.LAST_ENDPOINT)
+        self._ack_port = int(endpoint.rsplit(":", 1)[1])
         self._acks: queue.Queue[Ack] = queue.Queue(maxsize=acks_max)
         self._thread = threading.Thread(target=self._receive, daemon=True, name="ec_nixl_ack_receiver")
         self._thread.start()
@@ -185,8 +186,8 @@ class Producer:
                 self._alive[consumer] = False
                 silent = (now - seen) / self._scale if self._scale else self._dead_nominal_s
                 log.warning(
-                    "EC Nixl: consumer engine=%s DEAD (no ACK/ping for %.1fs, threshold=%.1fs) — logging only, "
-                    "registered caches left to TTL backstop",
+                    "EC Nixl: consumer engine=%s DEAD (no ACK/ping for %.1fs, threshold=%.1fs) — logging "
+                    "only, registered caches left to TTL backstop",
                     consumer,
                     silent,
                     self._dead_nominal_s,

@@ -1,7 +1,7 @@
 """Steps of the engine: what one step takes up, and what it costs.
 
-A step of an encoder is one request, first in, first out. A step of the PD is one prefill when a slot is free and
-somebody waits, else one token for everybody who runs.
+A step of an encoder is one request, first in, first out. A step of the PD is one prefill when a slot is free
+and somebody waits, else one token for everybody who runs.
 """
 
 import os

@@ -91,6 +91,7 @@ async def _serve(
     serve: Serve, model: Model, tunables: Tunables, sock: socket.socket, client: EngineClient, faults: Faults
 ) -> None:
     import uvicorn  # noqa: PLC0415
+    import uvicorn.config  # noqa: PLC0415
 
     from eccon.sim.api import Api  # noqa: PLC0415
 
@@ -110,7 +111,6 @@ async def _serve(
         server.should_exit = True
 
     app = Api(serve, model, client, faults, on_failure=lambda: after(AFTER_FAILURE_S))
-    own_log = logs.uvicorn_config()
     config = uvicorn.Config(
         app,
         host=serve.host or "0.0.0.0",
@@ -120,12 +120,13 @@ async def _serve(
         timeout_keep_alive=int(os.environ.get("VLLM_HTTP_TIMEOUT_KEEP_ALIVE", "5")),
         ws="none",
         interface="asgi3",
-        **({"log_config": own_log} if own_log else {}),
+        log_config=logs.uvicorn_config() or uvicorn.config.LOGGING_CONFIG,
     )
     server = Server(config)
 
     def on_death() -> None:
-        client_log.error("EngineCore died unexpectedly.")
+        if not stop.is_set():
+            client_log.error("[shutdown] MPClient: engine core exited unexpectedly; starting cleanup")
         loop.call_later(tunables.scaled(AFTER_DEATH_S), after, 0.0)
 
     client.on_death = on_death

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, MutableMapping
 from typing import Any, TypeAlias
 
 from eccon.sim.answers import DONE, Collected, Streamed
-from eccon.sim.chat import Chat, Unparsable, loads, read, too_long
+from eccon.sim.chat import Chat, UnparsableError, loads, read, too_long
 from eccon.sim.client import EngineClient
 from eccon.sim.errors import DEAD, ApiError
 from eccon.sim.flags import Serve
@@ -22,7 +22,7 @@ Receive: TypeAlias = Callable[[], Awaitable[Message]]
 Send: TypeAlias = Callable[[Message], Awaitable[None]]
 
 
-class _Gone(Exception):
+class _GoneError(Exception):
     """The client closed its connection."""
 
 
@@ -43,7 +43,7 @@ class Serving:
         work = asyncio.create_task(self._answer(headers, request_id, receive, send))
         try:
             return await work
-        except _Gone:
+        except _GoneError:
             return False
 
     async def _answer(self, headers: dict[str, bytes], request_id: str, receive: Receive, send: Send) -> bool:
@@ -58,19 +58,19 @@ class Serving:
             try:
                 await asyncio.wait({gone, work}, return_when=asyncio.FIRST_COMPLETED)
                 if not work.done():
-                    raise _Gone
-                return work.result()
+                    raise _GoneError
+                return bool(work.result())
             finally:
                 for task in (gone, work):
                     task.cancel()
                     with contextlib.suppress(asyncio.CancelledError, ApiError):
                         await task
-        except Unparsable:
+        except UnparsableError:
             await _whole(send, 400, b'{"detail":"There was an error parsing the body"}')
             return False
         except ApiError as e:
             await _whole(send, e.status, e.body())
-            return e.error["message"] == DEAD
+            return _is_dead(e)
 
     async def _run(self, chat: Chat, answer_id: str, send: Send) -> bool:
         if self._engine.errored:
@@ -93,7 +93,8 @@ class Serving:
         self._metrics.arrived(answer_id)
         ended = False
         try:
-            failed = await (self._stream if chat.stream else self._collect)(chat, answer_id, outputs, send)
+            deliver = self._stream if chat.stream else self._collect
+            failed = await deliver(chat, answer_id, outputs, send)
             ended = True
             return failed
         finally:
@@ -120,9 +121,13 @@ class Serving:
             last = answer.end()
         except ApiError as e:
             last = e.event() + DONE
-            failed = e.error["message"] == DEAD
+            failed = _is_dead(e)
         await send({"type": "http.response.body", "body": last, "more_body": False})
         return failed
+
+
+def _is_dead(error: ApiError) -> bool:
+    return str(error) == DEAD
 
 
 async def _body(receive: Receive) -> bytes:
@@ -131,7 +136,7 @@ async def _body(receive: Receive) -> bytes:
     while more:
         message = await receive()
         if message["type"] == "http.disconnect":
-            raise _Gone
+            raise _GoneError
         pieces.append(message.get("body", b""))
         more = message.get("more_body", False)
     return b"".join(pieces)

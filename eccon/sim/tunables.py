@@ -1,4 +1,4 @@
-"""How fast the stand-in is, from `ECCON_SIM_*` of the environment: never from flags, which are vLLM's alone."""
+"""How fast the stand-in is, by `ECCON_SIM_*` in the environment: never by flags, which are vLLM's alone."""
 
 import os
 

@@ -1,7 +1,7 @@
-"""The visual encoder: an image to a tensor, and what of the image the language model can read out of the tensor.
+"""The visual encoder: an image to a tensor, and what the language model can read out of the tensor.
 
-A real encoder's output says what is in the picture; this one's says which format, size and mean colour it had, in
-the tensor's first bytes. So an answer that names them proves that these very bytes arrived.
+A real encoder's output says what is in the picture; this one's says which format, size and mean colour it
+had, in the tensor's first bytes. So an answer that names them proves that these very bytes arrived.
 """
 
 import math
@@ -65,7 +65,7 @@ def encode(model: Model, picture: Picture, rows: int) -> Tensor:
     said = msgspec.msgpack.encode(picture)
     header = _MAGIC + bytes([len(said)]) + said
     if len(header) > size:
-        msg = f"a tensor of {size} bytes has no room for what it must say: hidden size {model.hidden} is too small"
+        msg = f"hidden size {model.hidden}: a tensor of {size} bytes has no room for what it must say"
         raise TensorError(msg)
     filler = bytes(picture.colour)
     return Tensor(shape, header + (filler * (size // 3 + 1))[: size - len(header)])

@@ -1,4 +1,4 @@
-"""The connector's messages: msgpack maps over ZMQ, keys as vllm-rbln 0.12 writes them. Unknown keys are ignored."""
+"""The connector's messages: msgpack maps over ZMQ, with vllm-rbln 0.12's keys. Unknown keys are ignored."""
 
 import msgspec
 
