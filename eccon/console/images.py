@@ -1,5 +1,6 @@
 """Images of a test prompt: which ones are meant, and small previews in half blocks."""
 
+import contextlib
 import io
 import random
 import re
@@ -11,7 +12,7 @@ from pathlib import Path
 from eccon.console.draw.text import Line, clean
 from eccon.prompt import PromptError, samples
 
-__all__ = ["complete", "expand", "preview"]
+__all__ = ["complete", "expand", "files", "preview"]
 
 COUNT_MAX = 64
 SIDE_MAX = 8192
@@ -37,7 +38,7 @@ def expand(text: str) -> list[str]:
     out: list[str] = []
     for word in words:
         if found := _SAMPLES.match(word):
-            all_of_them = [str(p) for p in samples()]
+            all_of_them = _samples()
             out += all_of_them[: int(found[1])] if found[1] else all_of_them
         elif found := _NEW.match(word):
             n, width, height = (int(g) for g in found.groups())
@@ -51,6 +52,26 @@ def expand(text: str) -> list[str]:
         msg = f"{len(out)} images are more than {COUNT_MAX}"
         raise PromptError(msg)
     return out
+
+
+def files(text: str) -> list[str]:
+    """The files among the images of `expand`, for previews; nothing is made or said."""
+    out: list[str] = []
+    for word in text.split():
+        if found := _SAMPLES.match(word):
+            with contextlib.suppress(PromptError):
+                out += _samples()[: int(found[1]) if found[1] else None]
+        elif "://" not in word and not _NEW.match(word):
+            out.append(word)
+    return out
+
+
+def _samples() -> list[str]:
+    try:
+        return [str(p) for p in samples()]
+    except OSError as e:
+        msg = f"the sample images cannot be read: {e.strerror}"
+        raise PromptError(msg) from e
 
 
 def _path_of(word: str) -> str:

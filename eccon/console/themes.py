@@ -106,6 +106,8 @@ class ThemeFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             dark=self.dark,
             ansi=self.ansi,
             variables={
+                "ansi-background": c.background,
+                "ansi-foreground": c.text,
                 "faint": c.faint,
                 "dim": c.dim,
                 "cursor": c.cursor,

@@ -5,9 +5,8 @@ import contextlib
 import re
 import tempfile
 import threading
-from collections.abc import Iterator
+from collections.abc import Coroutine, Iterator
 from pathlib import Path
-from typing import TypeVar
 
 import msgspec
 
@@ -15,18 +14,20 @@ from eccon.model import Change, ClusterState
 
 __all__ = ["FakeDaemon", "running"]
 
-T = TypeVar("T")
-
 
 class FakeDaemon:
-    """Answers as the daemon's control API does. Runs in a thread of its own; all methods may be called from any."""
+    """Answers as the daemon's control API does, in a thread of its own; methods may be called from any."""
 
     def __init__(self, socket: Path, state: ClusterState) -> None:
         self.socket = socket
         self.state = state
         self.requests: list[str] = []
         self.bodies: list[bytes] = []
-        self.log: list[str] = ["INFO first line", "\x1b[31mERROR\x1b[0m it broke [/]", "plain \x1b]52;c;aGk=\x07 end"]
+        self.log: list[str] = [
+            "INFO first line",
+            "\x1b[31mERROR\x1b[0m it broke [/]",
+            "plain \x1b]52;c;aGk=\x07 end",
+        ]
         self.answer: list[bytes] = []
         self.refusal = ""
         self.streams = 0
@@ -63,7 +64,7 @@ class FakeDaemon:
         for queue in self._queues:
             queue.put_nowait(data)
 
-    def _wait(self, coroutine: "asyncio.coroutines.Coroutine[None, None, None]") -> None:
+    def _wait(self, coroutine: Coroutine[None, None, None]) -> None:
         asyncio.run_coroutine_threadsafe(coroutine, self._loop).result(10)
 
     async def _listen(self) -> None:
@@ -130,14 +131,10 @@ class FakeDaemon:
         self._queues.append(queue)
         self.streams += 1
         gone = asyncio.ensure_future(reader.read(1))
+        gone.add_done_callback(lambda _: queue.put_nowait(b""))
         try:
-            while True:
-                more = asyncio.ensure_future(queue.get())
-                await asyncio.wait({gone, more}, return_when=asyncio.FIRST_COMPLETED)
-                if not more.done():
-                    more.cancel()
-                    return
-                _chunk(writer, more.result())
+            while data := await queue.get():
+                _chunk(writer, data)
                 await writer.drain()
         finally:
             gone.cancel()

@@ -310,7 +310,7 @@ HOSTILE = (
     "EngineCore [b",
     "[@click=app.quit]x[/]",
     "[link=http://e]x",
-    "한국어 설명 👩‍👩‍👧 ⚠️ \u200b \ud83d",
+    "한국어 설명 👩‍👩‍👧 ⚠️ \u200b end",
     "\x1b[31mred\x1b[0m \x1b]52;c;aGk=\x07 \x9b2J\r\n",
     "y" * 3000,
 )

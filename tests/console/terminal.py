@@ -60,6 +60,12 @@ class Terminal:
         self.output += got
         return got
 
+    def settle(self, quiet: float = 0.25, seconds: float = 10.0) -> None:
+        """Reads until nothing has come for a while."""
+        end = time.monotonic() + seconds
+        while self.read(quiet) and time.monotonic() < end:
+            pass
+
     @property
     def lines(self) -> list[str]:
         """The screen's lines."""
@@ -127,7 +133,11 @@ sys.exit(console.run(Path(sys.argv[1]), on_quit_ask="ask" in sys.argv, read_only
 
 @contextmanager
 def open_console(
-    socket: Path, *options: str, size: tuple[int, int] = (80, 24), env: dict[str, str] | None = None, main: str = MAIN
+    socket: Path,
+    *options: str,
+    size: tuple[int, int] = (80, 24),
+    env: dict[str, str] | None = None,
+    main: str = MAIN,
 ) -> Iterator[Terminal]:
     """A console on `socket`; killed at the end when it did not end by itself."""
     home = socket.parent

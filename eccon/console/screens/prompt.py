@@ -226,15 +226,7 @@ class Prompt(ModalScreen[None]):
     def _draw_thumbs(self) -> None:
         thumbs = self.query_one("#thumbs", Lines)
         height = 3 if self.size.height >= 28 and not self.console_app.low_bandwidth else 0
-        names: list[str] = []
-        if height:
-            try:
-                names = [n for n in images.expand(self.query_one("#images", Input).value) if "://" not in n][
-                    :8
-                ]
-            except PromptError:
-                names = []
-        names = [n for n in names if not n.startswith("data:")]
+        names = images.files(self.query_one("#images", Input).value)[:8] if height else []
         thumbs.styles.height = height if names else 0
         lines: list[Line] = [[] for _ in range(height)]
         for name in names:
