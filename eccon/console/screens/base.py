@@ -69,7 +69,9 @@ class ConsoleScreen(Screen[None]):
 
     def draw(self) -> None:
         """Draws everything from the state at hand."""
-        if not self.is_mounted or self.has_class("-small"):
+        if not self.is_mounted or not self.query("#footer"):
+            return  # not there yet, or the app is closing
+        if self.has_class("-small"):
             self._draw_small()
             return
         now = time.time()

@@ -70,6 +70,8 @@ class Choice(ModalScreen[R]):
             text = f" {word} "
             row += [(key, "key"), (text, "brand" if i == self.at else "text"), ("   ", "text")]
         lines.append(row)
+        if not self.query("#ask"):
+            return  # the app is closing
         box = self.query_one("#ask", Lines)
         box.styles.width = width
         box.styles.height = len(lines)
@@ -78,6 +80,7 @@ class Choice(ModalScreen[R]):
     def on_key(self, event: Key) -> None:
         for key, _, result in self.answers:
             if event.character == key:
+                event.stop()  # else it goes on to the screen below, and means something there
                 self.dismiss(result)
                 return
 
