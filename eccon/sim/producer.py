@@ -60,9 +60,9 @@ class Producer:
         if not _listens(host, port):
             log.warning(
                 "RblnECNixlConnector (encoder): LLM PULL port %s:%d is not accepting connections yet. "
-                "Start the LLM first with `bash examples/optimum/ec_disagg/serve_ec_llm.sh` - ZMQ will still buffer "
-                "messages and reconnectonce the LLM is up, but tail latency for the earliestrequests may be "
-                "poor.",
+                "Start the LLM first with `bash examples/optimum/ec_disagg/serve_ec_llm.sh` - "
+                "ZMQ will still buffer messages and reconnectonce the LLM is up, but tail latency "
+                "for the earliestrequests may be poor.",
                 host,
                 port,
             )

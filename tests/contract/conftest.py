@@ -1,0 +1,98 @@
+"""`--target sim` (default) or `--target lab`, and the cluster that most tests share."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.contract.client import ask
+from tests.contract.target import LabTarget, Server, SimTarget, Target, free_port
+
+TARGETS: dict[str, type[Target]] = {"sim": SimTarget, "lab": LabTarget}
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Known only where this directory is named on the command line; elsewhere the default holds."""
+    parser.addoption(
+        "--target", default="sim", choices=sorted(TARGETS), help="what the contract is tested on"
+    )
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Every test names its target."""
+    if "target" in metafunc.fixturenames:
+        chosen = metafunc.config.getoption("--target", "sim")
+        metafunc.parametrize("target", [chosen], indirect=True, scope="session")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Real servers take their time; and what only the stand-in can do is not asked of them."""
+    if config.getoption("--target", "sim") == "lab":
+        for item in list(items):
+            if item.path.name == "test_only_sim.py":
+                items.remove(item)
+            item.add_marker(pytest.mark.timeout(600))
+
+
+@pytest.fixture(scope="session")
+def target(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Target]:
+    """What the contract is tested on."""
+    made = TARGETS[request.param](tmp_path_factory.mktemp(request.param))
+    try:
+        yield made
+    finally:
+        made.close()
+
+
+class Cluster:
+    """A PD and two encoders. Tests may kill any of them: the next test gets what is missing started anew."""
+
+    def __init__(self, target: Target) -> None:
+        self.target = target
+        self.pull_port = free_port()
+        self._pd: Server | None = None
+        self._encoders: list[Server | None] = [None, None]
+
+    @property
+    def pd(self) -> Server:
+        assert self._pd is not None
+        return self._pd
+
+    @property
+    def encoders(self) -> tuple[Server, Server]:
+        first, second = self._encoders
+        assert first is not None
+        assert second is not None
+        return first, second
+
+    def restart_pd(self) -> None:
+        """A new life of the PD, on the same connector port."""
+        if self._pd is not None:
+            self._pd.destroy()
+        self._pd = self.target.pd(self.pull_port)
+        self._pd.wait_ready()
+
+    def repair(self) -> None:
+        """Start what is not there, PD first; let the PD hear of what was left over."""
+        if self._pd is None or not self._pd.alive():
+            self.restart_pd()
+        for i, encoder in enumerate(self._encoders):
+            if encoder is None or not encoder.alive():
+                if encoder is not None:
+                    encoder.destroy()
+                self._encoders[i] = self.target.encoder(self.pull_port)
+        for encoder in self.encoders:
+            encoder.wait_ready()
+        assert ask(self.pd, "flush", max_tokens=1).status == 200
+
+
+@pytest.fixture(scope="session")
+def shared(target: Target) -> Cluster:
+    """Not for tests: `cluster` is."""
+    return Cluster(target)
+
+
+@pytest.fixture
+def cluster(shared: Cluster) -> Cluster:
+    """A cluster in which everybody is alive and well."""
+    shared.repair()
+    return shared

@@ -1,0 +1,282 @@
+"""What the contract is tested on: servers to start, stop and kill, whose logs can be read."""
+
+import contextlib
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from eccon.launch import logging_config
+
+__all__ = ["MODEL", "LabTarget", "Server", "SimTarget", "Target", "free_port", "until"]
+
+MODEL = "m"
+"""Name under which every target serves."""
+FLAGS = (
+    *("--served-model-name", MODEL, "--host", "127.0.0.1", "--max-model-len", "4096", "--max-num-seqs", "4"),
+    *("--limit-mm-per-prompt", '{"image":8,"video":0}', "--mm-processor-kwargs", '{"max_pixels":802816}'),
+)
+
+
+def free_port() -> int:
+    """A TCP port that nobody had a moment ago."""
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        port: int = s.getsockname()[1]
+        return port
+
+
+def until(condition: Callable[[], bool], timeout: float, what: str) -> None:
+    """Wait for a condition; fails with `what` after `timeout` seconds."""
+    deadline = time.monotonic() + timeout
+    while not condition():
+        assert time.monotonic() < deadline, f"after {timeout} s: {what}"
+        time.sleep(0.01)
+
+
+class Server:
+    """One `vllm serve`, in a session of its own so that whatever it leaves behind is found."""
+
+    def __init__(
+        self, argv: Sequence[str], env: dict[str, str], port: int, log: Path, patience: float
+    ) -> None:
+        self.port = port
+        self.log_path = log
+        self.patience = patience
+        with log.open("ab") as out:
+            self._process = subprocess.Popen(
+                argv, env=env, stdin=subprocess.DEVNULL, stdout=out, stderr=out, start_new_session=True
+            )
+        self.pid = self._process.pid
+
+    def log(self) -> str:
+        """Everything it has written so far."""
+        return self.log_path.read_text(errors="replace")
+
+    def events(self, about: str = "") -> list[str]:
+        """The connector's messages, in order; with `about` those that contain it."""
+        found = re.findall(r"EC Nixl: ([^\n]*)", self.log())
+        return [e for e in found if about in e]
+
+    def wait_event(self, text: str, timeout: float = 10) -> None:
+        """Until the connector has said so."""
+        until(lambda: bool(self.events(text)), timeout, f"no event {text!r} in {self.events()[-5:]}")
+
+    def wait_log(self, pattern: str, timeout: float = 20) -> None:
+        """Until its log matches."""
+        until(lambda: re.search(pattern, self.log()) is not None, timeout, f"{pattern!r} is not in its log")
+
+    def listening(self) -> bool:
+        """Whether its port takes connections."""
+        with socket.socket() as s:
+            return s.connect_ex(("127.0.0.1", self.port)) == 0
+
+    def wait_ready(self) -> None:
+        """Until it listens, which it does once it is ready."""
+
+        def ready() -> bool:
+            assert self._process.poll() is None, f"died at start: {self.log()[-2000:]}"
+            return self.listening()
+
+        until(ready, self.patience, "not ready")
+
+    def alive(self) -> bool:
+        """Whether its first process lives."""
+        return self._process.poll() is None
+
+    def exit_code(self, timeout: float) -> int:
+        """Wait for its end."""
+        return self._process.wait(timeout)
+
+    def family(self) -> list[psutil.Process]:
+        """Every living process of its session."""
+        found = []
+        for p in psutil.process_iter():
+            with contextlib.suppress(psutil.Error, ProcessLookupError):
+                if os.getsid(p.pid) == self.pid and p.status() != psutil.STATUS_ZOMBIE:
+                    found.append(p)
+        return found
+
+    def engine(self) -> psutil.Process:
+        """Its EngineCore."""
+        return next(p for p in self.family() if p.cmdline()[0] == "VLLM::EngineCore")
+
+    def signal(self, number: signal.Signals, *, everyone: bool = False) -> None:
+        """To its first process, or to all of its session."""
+        for pid in [p.pid for p in self.family()] if everyone else [self.pid]:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, number)
+
+    def destroy(self) -> None:
+        """SIGKILL to all of it."""
+        self.signal(signal.SIGKILL, everyone=True)
+        self._process.wait(20)
+        until(lambda: not self.family(), 20, "it cannot be killed")
+
+    def stop(self) -> None:
+        """SIGTERM, and SIGKILL for what does not go."""
+        self.signal(signal.SIGCONT, everyone=True)
+        self._process.terminate()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(5)
+        self.destroy()
+
+
+class Target(ABC):
+    """A way to start `vllm serve`. Servers that it started are gone when it is closed."""
+
+    scale: float
+    """Of the protocol's own times."""
+    start_s: float
+    """Patience for a start."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self._servers: list[Server] = []
+        self._logging = directory / "logging.json"
+        self._logging.write_text(json.dumps(logging_config()))
+
+    @property
+    @abstractmethod
+    def command(self) -> list[str]:
+        """Up to and with `serve`."""
+
+    @property
+    @abstractmethod
+    def model(self) -> str:
+        """What is served."""
+
+    def environment(self) -> dict[str, str]:
+        """Of every server."""
+        return os.environ | {"VLLM_LOGGING_CONFIG_PATH": str(self._logging)}
+
+    def flags(self) -> list[str]:
+        """Beside those that every target gets."""
+        return []
+
+    def connector(self) -> dict[str, Any]:
+        """Keys of `--ec-transfer-config` that every server gets."""
+        return {"ec_connector": "RblnECNixlConnector"}
+
+    def launch(
+        self,
+        name: str,
+        role: str,
+        extra: dict[str, Any],
+        *flags: str,
+        port: int | None = None,
+        env: dict[str, str] | None = None,
+        model: str | None = None,
+    ) -> Server:
+        """Start one, and do not wait for it."""
+        port = port or free_port()
+        transfer = self.connector() | {"ec_role": role, "ec_connector_extra_config": extra}
+        argv = [*self.command, model or self.model, "--port", str(port), *FLAGS, *self.flags()]
+        argv += ["--ec-transfer-config", json.dumps(transfer), *flags]
+        log = self.directory / f"{name}-{len(self._servers)}.log"
+        server = Server(argv, self.environment() | (env or {}), port, log, self.start_s)
+        self._servers.append(server)
+        return server
+
+    def pd(self, pull_port: int, *flags: str, env: dict[str, str] | None = None, **extra: Any) -> Server:
+        """A PD."""
+        where = {"pull_host": "127.0.0.1", "pull_port": pull_port}
+        return self.launch("pd", "ec_consumer", where | extra, *flags, env=env)
+
+    def encoder(self, pull_port: int, *flags: str, env: dict[str, str] | None = None, **extra: Any) -> Server:
+        """An encoder that pushes to the PD of that port."""
+        where = {"llm_host": "127.0.0.1", "llm_pull_port": pull_port, "producer_cache_ttl_s": 600}
+        return self.launch("encoder", "ec_producer", where | extra, *flags, env=env)
+
+    def protocol_s(self, seconds: float) -> float:
+        """One of the protocol's times, on this target."""
+        return seconds * self.scale
+
+    def close(self) -> None:
+        """Kill what is left."""
+        for server in self._servers:
+            server.destroy()
+
+    @contextlib.contextmanager
+    def lent(self, *servers: Server) -> Iterator[None]:
+        """Ready for the block, stopped after it."""
+        try:
+            for server in servers:
+                server.wait_ready()
+            yield
+        finally:
+            for server in servers:
+                server.stop()
+
+
+class SimTarget(Target):
+    """The stand-in, thirty times as fast."""
+
+    scale = 0.03
+    start_s = 20.0
+
+    @property
+    def command(self) -> list[str]:
+        return [sys.executable, "-m", "eccon.sim", "serve"]
+
+    @property
+    def model(self) -> str:
+        import eccon.sim
+
+        return str(Path(eccon.sim.__file__).parent / "model")
+
+    def environment(self) -> dict[str, str]:
+        return super().environment() | {"ECCON_SIM_TIME_SCALE": str(self.scale), "ECCON_SIM_START_S": "0"}
+
+
+class LabTarget(Target):
+    """Real vLLM on CPU with the real connector, in the directory ECCON_LAB: `venv/` and a tiny model."""
+
+    scale = 1.0
+    start_s = 180.0
+
+    def __init__(self, directory: Path) -> None:
+        super().__init__(directory)
+        self._root = Path(os.environ["ECCON_LAB"])
+
+    @property
+    def command(self) -> list[str]:
+        return [str(self._root / "venv/bin/vllm"), "serve"]
+
+    @property
+    def model(self) -> str:
+        return str(self._root / "Qwen3-VL-tiny")
+
+    def flags(self) -> list[str]:
+        return ["--enforce-eager", "--dtype", "float16", "--num-gpu-blocks-override", "512"]
+
+    def connector(self) -> dict[str, Any]:
+        module = "vllm_rbln.distributed.ec_transfer.ec_connector.rbln_ec_nixl_connector"
+        return super().connector() | {"ec_connector_module_path": module}
+
+    def environment(self) -> dict[str, str]:
+        offline = ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE", "VLLM_NO_USAGE_STATS", "DO_NOT_TRACK")
+        quiet = dict.fromkeys(offline, "1")
+        cpu = {
+            "VLLM_PLUGINS": "",
+            "VLLM_TARGET_DEVICE": "cpu",
+            "VLLM_CPU_KVCACHE_SPACE": "1",
+            "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+            "OMP_NUM_THREADS": "1",
+            "UCX_TLS": "tcp,shm,self",
+            "LAB_NIXL_PTHR_DELAY_US": "1000",
+            "VLLM_CACHE_ROOT": str(self._root / "vllmcache"),
+            "HF_HOME": str(self._root / "hf"),
+            "PATH": f"{self._root / 'venv/bin'}:{os.environ['PATH']}",
+        }
+        return super().environment() | quiet | cpu
