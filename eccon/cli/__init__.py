@@ -23,6 +23,7 @@ COMMANDS = {
     "stop": ("cluster", "Stop one process; an encoder is drained first."),
     "add": ("cluster", "Add an encoder on the next free device and port."),
     "remove": ("cluster", "Drain an encoder, stop it and take it out of the cluster."),
+    "reload": ("cluster", "Read eccon.toml again and apply what changed."),
     "logs": ("cluster", "Print a process's log."),
     "send": ("requests", "Send a test prompt with images through the proxy."),
     "traces": ("requests", "List the newest requests, or one's way through the cluster."),

@@ -24,10 +24,22 @@ from eccon.cli.common import (
     process_line,
 )
 from eccon.client import Client, ControlError, NotRunning
-from eccon.model import ClusterState, Process, Quantiles, State
+from eccon.model import ClusterState, Process, Quantiles, Role, State
 from eccon.supervisor import start_daemon
 
-__all__ = ["add", "down", "logs", "remove", "restart", "start", "status", "stop", "up", "wait_until_ready"]
+__all__ = [
+    "add",
+    "down",
+    "logs",
+    "reload",
+    "remove",
+    "restart",
+    "start",
+    "status",
+    "stop",
+    "up",
+    "wait_until_ready",
+]
 
 ENDED = (State.FAILED, State.BLOCKED)
 
@@ -196,17 +208,37 @@ def _wait_option(f: click.decorators.FC) -> click.decorators.FC:
 
 
 @click.command()
-@click.argument("name")
+@click.argument("name", required=False)
 @config_option
 @_wait_option
 @click.option("--force", is_flag=True, help="Do not wait for what it staged; the PD may die.")
+@click.option("--rolling", is_flag=True, help="All encoders, each when the one before is ready again.")
 @command
-async def restart(name: str, file: str | None, timeout: float, force: bool) -> int:
+async def restart(name: str | None, file: str | None, timeout: float, force: bool, rolling: bool) -> int:
     """Restart one process; an encoder is drained first."""
+    if (name is None) is not rolling:
+        msg = "give the NAME of one process, or --rolling"
+        raise click.UsageError(msg)
     async with Client(control_socket(file)) as client:
-        before = (await client.state()).process(name)
-        await client.restart(name, force=force)
-        return await _settle(client, name, State.READY, timeout, after=before)
+        state = await client.state()
+        names = [name] if name else [p.name for p in state.processes if p.role is Role.ENCODER and p.wanted]
+        for each in names:
+            before = state.process(each)
+            await client.restart(each, force=force)
+            if code := await _settle(client, each, State.READY, timeout, after=before):
+                return code
+    return 0
+
+
+@click.command()
+@config_option
+@command
+async def reload(file: str | None) -> int:
+    """Read eccon.toml again and apply what changed; a file with a fault changes nothing."""
+    config.load(config.find(file))
+    async with Client(control_socket(file)) as client:
+        await client.reload()
+    return 0
 
 
 @click.command()
