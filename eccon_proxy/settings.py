@@ -1,6 +1,7 @@
 """Every setting of the proxy in one frozen struct, checked once, before anything is started."""
 
 import ipaddress
+import math
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Literal
@@ -19,6 +20,25 @@ KINDS: tuple[str, ...] = Kind.__args__  # type: ignore[attr-defined]
 
 RBLN_CONNECTOR = "RblnECNixlConnector"
 SECRET_FIELDS = frozenset({"api_keys", "upstream_api_key", "admin_key"})
+
+
+_COUNTS = (
+    "encoder_concurrency", "encode_attempts", "probe_failures", "eject_after", "poison_deaths",
+    "max_inflight", "pd_items", "staged_items", "max_body", "max_header", "max_connections",
+)  # fmt: skip
+_SECONDS = (
+    "probe_interval", "probe_timeout", "pd_probe_interval", "pd_probe_timeout", "stall_after",
+    "connect_timeout", "encode_timeout", "first_byte_timeout", "stream_idle_timeout", "header_timeout",
+    "body_timeout", "staged_age", "eject_seconds",
+)  # fmt: skip
+_SECONDS_OR_NONE = (
+    "encode_wait",
+    "queue_timeout",
+    "request_timeout",
+    "drain_delay",
+    "shutdown_grace",
+    "hedge",
+)
 
 
 class SettingsError(ValueError):
@@ -67,7 +87,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     # PD
     pd_probe_interval: float = 1.0
     pd_probe_timeout: float = 10.0
-    stall_after: float = 5.0
+    stall_after: float = 10.0
     poison_deaths: int = 2
 
     # Admission
@@ -233,31 +253,22 @@ def _check(s: Settings) -> None:
         raise SettingsError(f"--encode-kinds {bad[0]!r}: not one of {', '.join(KINDS)}")
     if s.identity != "attempt" and s.connector == RBLN_CONNECTOR and not s.unsafe_identity:
         raise SettingsError(
-            f"--identity {s.identity} with {s.connector} needs --unsafe-identity: an encoder that still holds "
+            f"--identity {s.identity} with {s.connector} needs --unsafe-identity: an encoder that holds "
             "an item answers 200 and pushes nothing, and the PD exits 30 s later"
         )
     if s.policy == "affinity" and s.identity != "content":
-        raise SettingsError(
-            "--policy affinity needs --identity content: without it no encoder reuses an item"
-        )
-    counts = (
-        "encoder_concurrency encode_attempts probe_failures eject_after max_inflight pd_items staged_items"
-    )
-    for name in (*counts.split(), "max_body", "max_header", "max_connections", "poison_deaths"):
+        raise SettingsError("--policy affinity needs --identity content: else no encoder reuses an item")
+    for name in _COUNTS:
         if getattr(s, name) < 1:
             raise SettingsError(f"--{name.replace('_', '-')} {getattr(s, name)}: at least 1")
-    positive = (
-        "probe_interval probe_timeout pd_probe_interval pd_probe_timeout connect_timeout encode_timeout"
-    )
-    for name in (
-        *positive.split(),
-        "first_byte_timeout",
-        "stream_idle_timeout",
-        "header_timeout",
-        "body_timeout",
-    ):
-        if not getattr(s, name) > 0:
+    for name in _SECONDS:
+        if not 0 < getattr(s, name) < math.inf:
             raise SettingsError(f"--{name.replace('_', '-')} {getattr(s, name)}: more than 0 seconds")
+    for name in _SECONDS_OR_NONE:
+        if not 0 <= getattr(s, name) < math.inf:
+            raise SettingsError(f"--{name.replace('_', '-')} {getattr(s, name)}: 0 or more seconds")
+    if s.queue < 0:
+        raise SettingsError(f"--queue {s.queue}: 0 or more")
     for name in ("ssl_certfile", "ssl_keyfile", "encoders_file"):
         value = getattr(s, name)
         if value and not Path(value).is_file():

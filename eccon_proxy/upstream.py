@@ -7,6 +7,7 @@ answer, and how much of a body is held. It also costs a fifth of aiohttp's CPU a
 """
 
 import asyncio
+import math
 import ssl
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -68,6 +69,11 @@ class Response:
         return None
 
     @property
+    def active(self) -> float:
+        """Loop time of its last byte, or of its request."""
+        return self._connection.active
+
+    @property
     def born(self) -> float:
         """Loop time at which its connection was opened."""
         return self._connection.born
@@ -100,6 +106,10 @@ class Response:
             await self._connection.wait()
         return None if self._held > limit else await self.read()
 
+    def silence(self, seconds: float) -> None:
+        """Set the longest silence from now on."""
+        self._connection.silence(seconds)
+
     def close(self) -> None:
         """Give up what has not been read; the connection is closed unless the answer was whole."""
         self._connection.abandon(self)
@@ -115,17 +125,19 @@ class Response:
 class _Connection(asyncio.Protocol):
     """One connection, one request at a time."""
 
+    transport: asyncio.Transport
+
     def __init__(self, upstream: "Upstream", loop: asyncio.AbstractEventLoop) -> None:
         self._upstream = upstream
         self._loop = loop
         self._waiter: asyncio.Future[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._limit = 0.0
+        self._deadline = math.inf
         self._paused = False
         self._keep = False
         self._head_done = False
         self.response: Response | None = None
-        self.transport: asyncio.Transport | None = None
         self.used = False
         self.lost = False
         self.born = loop.time()
@@ -137,6 +149,7 @@ class _Connection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = transport  # type: ignore[assignment]
+        self._upstream.opened(self)
 
     def data_received(self, data: bytes) -> None:
         if self.response is None:  # a server that speaks out of turn
@@ -166,21 +179,21 @@ class _Connection(asyncio.Protocol):
         elif exc is None:
             self._fail("closed", "the server closed the connection")
         else:
-            self._fail("reset", f"the connection broke: {exc or type(exc).__name__}")
+            self._fail("reset", f"the connection broke: {type(exc).__name__}")
 
     # one request
 
-    def begin(self, head: bytes, body: Sequence[Buffer], first_byte: float) -> Response:
+    def begin(self, head: bytes, body: Sequence[Buffer], silence: float, total: float) -> Response:
         """Send a request; the answer is to be awaited by `headers`."""
-        assert self.transport is not None
         response = Response(self, reused=self.used)
         self.response = response
         self.used = True
         self._parser = httptools.HttpResponseParser(self)
         self._head_done = self._framed = self._keep = False
         self.active = self._loop.time()
-        self._limit = first_byte
-        self._timer = self._loop.call_later(first_byte, self._expire)
+        self._limit = silence
+        self._deadline = self.active + total
+        self._timer = self._loop.call_later(min(silence, total), self._expire)
         if len(body) == 1 and len(body[0]) < 65536:
             self.transport.write(head + body[0])
         else:
@@ -190,15 +203,17 @@ class _Connection(asyncio.Protocol):
     async def headers(self) -> None:
         """Wait for status and headers of the answer."""
         response = self.response
-        assert response is not None
-        while not self._head_done:
+        while response is not None and not self._head_done:
             if response.error is not None:
                 raise response.error
             await self.wait()
 
-    def allow(self, first_byte: float | None, idle: float) -> None:
-        """Change the longest silence: until the first byte of the body, then between bytes."""
-        self._limit = idle if first_byte is None else first_byte
+    def silence(self, seconds: float) -> None:
+        """Change the longest silence; a timer that is due later looks again then."""
+        if seconds < self._limit and self._timer is not None:
+            self._timer.cancel()
+            self._timer = self._loop.call_later(seconds, self._expire)
+        self._limit = seconds
 
     async def wait(self) -> None:
         """Wait until something of the answer has happened."""
@@ -218,11 +233,13 @@ class _Connection(asyncio.Protocol):
         if response is None or response.complete:
             return
         # One timer a request: bytes only note their time, and the timer looks when it was due.
-        left = self.active + self._limit - self._loop.time()
-        if self._paused:
-            left = self._limit
+        now = self._loop.time()
+        left = min(self._limit if self._paused else self.active + self._limit - now, self._deadline - now)
         if left > 0.001:
             self._timer = self._loop.call_later(left, self._expire)
+        elif now >= self._deadline - 0.001:
+            self._fail("timeout", "no whole answer in time")
+            self._drop()
         else:
             self._fail("timeout", f"no byte for {self._limit:g} s")
             self._drop()
@@ -244,7 +261,9 @@ class _Connection(asyncio.Protocol):
                 self._framed = True
 
     def on_message_begin(self) -> None:
-        if self.response is not None and not self._head_done:
+        if self.response is None:
+            self._drop()  # a second answer to one request: nothing after it can be trusted
+        elif not self._head_done:
             self.response.status = -1
 
     def on_headers_complete(self) -> None:
@@ -284,7 +303,6 @@ class _Connection(asyncio.Protocol):
 
     def _release(self) -> None:
         transport = self.transport
-        assert transport is not None
         if not self._keep or transport.get_write_buffer_size():
             self._drop()
             return
@@ -304,7 +322,7 @@ class _Connection(asyncio.Protocol):
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        if self.transport is not None and not self.lost:
+        if not self.lost:
             self.transport.abort()
 
     def drop(self) -> None:
@@ -313,13 +331,13 @@ class _Connection(asyncio.Protocol):
 
     def pause(self) -> None:
         """Let the server wait: the reader is behind."""
-        if not self._paused and self.transport is not None and not self.lost:
+        if not self._paused and not self.lost:
             self._paused = True
             self.transport.pause_reading()
 
     def resume(self) -> None:
         """Read on."""
-        if self._paused and self.transport is not None and not self.lost:
+        if self._paused and not self.lost:
             self._paused = False
             self.active = self._loop.time()
             self.transport.resume_reading()
@@ -361,11 +379,13 @@ class Upstream:
         body: Sequence[Buffer] = (),
         *,
         timeout: float,
+        total: float = math.inf,
         fresh: bool = False,
     ) -> Response:
         """Send a request and return its answer when status and headers have come.
 
-        `timeout` is the longest silence, in seconds. `fresh` takes no kept connection. Raises
+        `timeout` is the longest silence, `total` the longest whole answer, in seconds. `fresh` takes
+        no kept connection. Raises
         `UpstreamError`; when cancelled, the connection is closed.
         """
         connection = None if fresh else self._take()
@@ -374,7 +394,7 @@ class Upstream:
         length = 0
         for part in body:
             length += len(part)
-        response = connection.begin(self.head(method, path, headers, length), body, timeout)
+        response = connection.begin(self.head(method, path, headers, length), body, timeout, total)
         try:
             await connection.headers()
         except BaseException:
@@ -382,35 +402,37 @@ class Upstream:
             raise
         return response
 
-    def allow(self, response: Response, idle: float) -> None:
-        """Change the longest silence of an answer under way."""
-        response._connection.allow(None, idle)  # noqa: SLF001
-
     def _take(self) -> _Connection | None:
         while self._idle:
             connection = self._idle.pop()
-            if not connection.lost and connection.transport is not None:
+            if not connection.lost and not connection.transport.is_closing():
                 return connection
         return None
 
     async def _connect(self) -> _Connection:
         loop = asyncio.get_running_loop()
+        connection = _Connection(self, loop)
         try:
-            _, connection = await asyncio.wait_for(
-                loop.create_connection(
-                    lambda: _Connection(self, loop), self._host, self._port, ssl=self._tls
-                ),
+            await asyncio.wait_for(
+                loop.create_connection(lambda: connection, self._host, self._port, ssl=self._tls),
                 self._connect_timeout,
             )
         except asyncio.TimeoutError:
             message = f"no connection to {self.url} within {self._connect_timeout:g} s"
-            raise UpstreamError("timeout", message) from None
+            raise UpstreamError("connect", message) from None
         except ConnectionRefusedError:
             raise UpstreamError("refused", f"{self.url} refuses connections") from None
         except OSError as error:
             raise UpstreamError("connect", f"no connection to {self.url}: {error}") from None
-        self._all.add(connection)
+        except asyncio.CancelledError:
+            if connection in self._all:  # made in the very moment nobody wanted it any more
+                connection.drop()
+            raise
         return connection
+
+    def opened(self, connection: _Connection) -> None:
+        """A connection was made."""
+        self._all.add(connection)
 
     def keep(self, connection: _Connection) -> None:
         """Take a connection back for the next request."""
@@ -431,6 +453,11 @@ class Upstream:
             self._idle.remove(connection)
             connection.drop()
         self._sweep = loop.call_later(1.0, self._close_idle) if self._idle else None
+
+    def drop_idle(self) -> None:
+        """Close every kept connection."""
+        while self._idle:
+            self._idle.pop().drop()
 
     def close(self) -> None:
         """Close every connection, answers under way included."""

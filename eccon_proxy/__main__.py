@@ -1,0 +1,5 @@
+"""`python -m eccon_proxy`."""
+
+from eccon_proxy.cli import main
+
+main()

@@ -1,0 +1,159 @@
+"""Flags, environment (`ECCON_PROXY_*`) and file → settings → the running proxy.
+
+A flag beats its variable, a variable the file. Secrets are best given by variable or file: a command
+line is seen by everybody on the host.
+"""
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+import msgspec
+
+from eccon_proxy import __version__
+from eccon_proxy.settings import Settings, SettingsError, from_mapping, groups, masked, normal_url
+
+__all__ = ["main", "settings_from"]
+
+PREFIX = "ECCON_PROXY"
+_URLS = ("encode_servers_urls", "decode_servers_urls")
+_COMMAS = (*_URLS, "encode_kinds", "cors_origins")
+_FIELDS = {f.name: f for f in msgspec.structs.fields(Settings)}
+_HELP = {
+    "host": "Address to listen on.",
+    "port": "Port to listen on.",
+    "encode_servers_urls": "Encoder URLs, separated by commas; more may join by the admin API.",
+    "decode_servers_urls": "PD URLs, separated by commas.",
+    "groups": "Which encoders push to which PD: PD_URL=ENC_URL,ENC_URL. Needed with several PDs.",
+    "admin": "Where the admin API listens: unix:PATH or HOST:PORT.",
+    "admin_key": "Key of the admin API; needed when it listens beyond loopback.",
+    "encode_kinds": "Kinds of media that are encoded, separated by commas; others are refused.",
+    "identity": "How items are named to encoder and PD.",
+    "unsafe_identity": "Allow --identity content or off with a connector that cannot bear it.",
+    "connector": "The EC connector of PD and encoders.",
+    "policy": "How an encoder is chosen.",
+    "api_keys": "Key that clients must send; repeatable.",
+    "upstream_api_key": "Key sent to PD and encoders when the client's own is not.",
+    "encoders_file": "File of encoder URLs, one a line; read again at SIGHUP.",
+    "inline_media": "Download remote images once and send data URLs to both sides.",
+}
+_NAMES = {"groups": "--group", "api_keys": "--api-key"}
+
+
+def _option(name: str) -> Any:
+    field = _FIELDS[name]
+    default = field.default
+    flag = _NAMES.get(name, "--" + name.replace("_", "-"))
+    kwargs: dict[str, Any] = {"help": _HELP.get(name), "default": None}
+    if name in {"groups", "api_keys"}:
+        kwargs |= {"multiple": True, "default": ()}
+    elif isinstance(default, bool):
+        kwargs |= {"is_flag": True}
+        flag = f"{flag}/--no-{flag[2:]}"
+    elif name in _COMMAS or isinstance(default, str):
+        kwargs |= {"type": str}
+        choices = getattr(field.type, "__args__", None)
+        if choices and all(isinstance(c, str) for c in choices):
+            kwargs |= {"type": click.Choice(choices)}
+    else:
+        kwargs |= {"type": type(default)}
+    if default not in ("", (), False):
+        shown = ",".join(default) if isinstance(default, tuple) else default
+        kwargs["help"] = f"{kwargs['help'] or ''} [default: {shown}]".strip()
+    return click.option(flag, name, **kwargs)
+
+
+def _options(command: Any) -> Any:
+    for name in reversed(_FIELDS):
+        command = _option(name)(command)
+    return command
+
+
+@click.command(context_settings={"auto_envvar_prefix": PREFIX, "max_content_width": 100})
+@_options
+@click.option("--config", type=click.Path(dir_okay=False), help="TOML file with any of these settings.")
+@click.option("--check", is_flag=True, help="Check the settings, print them, and exit.")
+@click.option("--api-key-file", type=click.Path(dir_okay=False), help="File with one client key a line.")
+@click.option("--upstream-api-key-file", type=click.Path(dir_okay=False), help="File with the upstream key.")
+@click.version_option(__version__)
+def command(
+    config: str | None,
+    check: bool,
+    api_key_file: str | None,
+    upstream_api_key_file: str | None,
+    **flags: Any,
+) -> None:
+    """Send each media item of a chat request to an encoder, then the request to the PD."""
+    try:
+        values = _file(config)
+        values |= {k: v for k, v in flags.items() if v is not None and v != ()}
+        if api_key_file:
+            values["api_keys"] = [*values.get("api_keys", ()), *_lines(api_key_file)]
+        if upstream_api_key_file:
+            values["upstream_api_key"] = "".join(_lines(upstream_api_key_file)[:1])
+        settings = settings_from(values)
+        if check:
+            for group in groups(settings):
+                click.echo(f"{group.pd} <- {', '.join(group.encoders) or 'no encoders yet'}")
+            for name, value in masked(settings).items():
+                click.echo(f"{name} = {msgspec.json.encode(value).decode()}")
+            return
+        from eccon_proxy.server import run  # noqa: PLC0415  --help and --check need no server
+
+        sys.exit(run(settings))
+    except SettingsError as error:
+        click.echo(f"eccon-proxy: {error}", err=True)
+        sys.exit(2)
+
+
+def settings_from(values: dict[str, Any]) -> Settings:
+    """Settings from flags and file, with lists taken apart and URLs in normal form."""
+    found = dict(values)
+    for name in _COMMAS:
+        value = found.get(name)
+        if isinstance(value, str):
+            found[name] = [v.strip() for v in value.split(",") if v.strip()]
+    if found.get("encoders_file"):
+        found["encode_servers_urls"] = [
+            *found.get("encode_servers_urls", ()), *_lines(found["encoders_file"]),
+        ]  # fmt: skip
+    for name in _URLS:
+        found[name] = [normal_url(u) for u in found.get(name, ())]
+    return from_mapping(found)
+
+
+def _file(path: str | None) -> dict[str, Any]:
+    if path is None:
+        return {}
+    if sys.version_info >= (3, 11):
+        import tomllib  # noqa: PLC0415
+    else:
+        import tomli as tomllib  # noqa: PLC0415
+    try:
+        values: dict[str, Any] = tomllib.loads(Path(path).read_text("utf-8-sig"))
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise SettingsError(f"--config {path}: {error}") from None
+    values = {_key(k): v for k, v in values.items()}
+    if unknown := sorted(values.keys() - _FIELDS.keys()):
+        raise SettingsError(f"--config {path}: unknown setting {unknown[0]!r}")
+    return values
+
+
+def _key(name: str) -> str:
+    name = name.replace("-", "_")
+    return {"group": "groups", "api_key": "api_keys"}.get(name, name)
+
+
+def _lines(path: str) -> Sequence[str]:
+    try:
+        text = Path(path).read_text("utf-8-sig")
+    except (OSError, UnicodeDecodeError) as error:
+        raise SettingsError(f"{path}: {error}") from None
+    return [s for line in text.splitlines() if (s := line.partition("#")[0].strip())]
+
+
+def main() -> None:
+    """Entry point."""
+    command()

@@ -1,0 +1,371 @@
+"""The encoders of one PD: members, their states, and who gets the next item.
+
+An encoder is *open* when it may be chosen. Probes (see `probes`) say whether it answers; a breaker
+counts encodes that fail, whatever its `/health` says. What an encoder holds for the PD is kept as
+`Staged` items until the PD has taken them.
+"""
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from typing import Protocol
+
+from eccon_proxy.schema import EncoderInfo, EncoderState
+from eccon_proxy.settings import Settings
+from eccon_proxy.upstream import Upstream
+
+__all__ = ["Encoder", "Group", "Staged", "Visit"]
+
+ORPHAN_SECONDS = 60.0
+"""The connector drops what nobody fetched after this long."""
+MAX_BACKOFF = 4
+SAMPLES = 256
+
+
+class Visit(Protocol):
+    """One item that is being encoded."""
+
+    def evict(self, reason: str) -> None:
+        """Send the item elsewhere."""
+
+
+class Staged:
+    """One item that an encoder holds for the PD."""
+
+    __slots__ = ("at", "encoder", "handed", "life", "uuid")
+
+    def __init__(self, encoder: "Encoder", uuid: bytes, at: float) -> None:
+        self.encoder = encoder
+        self.uuid = uuid
+        self.at = at
+        self.life = encoder.life
+        self.handed = False
+        """Whether the request that uses it is at the PD."""
+
+    def usable(self, oldest: float) -> bool:
+        """Whether the PD may still be sent there for it."""
+        e = self.encoder
+        return self.life == e.life and self.at >= oldest and not e.leaving
+
+
+class Encoder:
+    """One member of a group."""
+
+    def __init__(
+        self,
+        encoder_id: str,
+        url: str,
+        group: "Group",
+        settings: Settings,
+        on_change: Callable[["Encoder"], None],
+    ) -> None:
+        self.id = encoder_id
+        self.group = group
+        self.url = url
+        self.upstream = Upstream(url, connect_timeout=settings.connect_timeout)
+        self._settings = settings
+        self._on_change = on_change
+        self.since = time.time()
+        self.reason = "not yet probed"
+        self.answers: bool | None = None
+        """What the probes say; None before the first answer."""
+        self.ejected_until: float | None = None
+        self._ejections = 0
+        self.failures = 0
+        self.trial = False
+        """Whether an item is under way that decides about its return."""
+        self.leaving = False
+        self.drained = False
+        self.life = 0
+        """Grows whenever what it held must be taken for lost."""
+        self.open = False
+        self.inflight: dict[Visit, float] = {}
+        """Visits under way and the loop time of their start."""
+        self.taken = 0
+        """Slots taken: in flight or about to be."""
+        self.staged: dict[bytes, Staged] = {}
+        self._orphans: list[float] = []
+        self.items = 0
+        self.errors = 0
+        self.work = 0.0
+        """Outstanding work of the items in flight, in the units of the policy."""
+        self.last_success = 0.0
+        self.seconds: deque[float] = deque(maxlen=SAMPLES)
+
+    @property
+    def state(self) -> EncoderState:
+        """What the admin API calls it."""
+        if self.leaving:
+            return "drained" if self.drained else "draining"
+        if self.answers is None:
+            return "probing"
+        if not self.answers:
+            return "down"
+        return "ready" if self.ejected_until is None else "ejected"
+
+    def settle(self, reason: str | None = None) -> None:
+        """Note the state after a change of anything it follows from."""
+        self.open = self.answers is True and self.ejected_until is None and not self.leaving
+        if reason is not None:
+            self.reason = reason
+            self.since = time.time()
+        self._on_change(self)
+
+    def has_room(self) -> bool:
+        """Whether one more item may go there now."""
+        s = self._settings
+        return self.taken < s.encoder_concurrency and self.taken + self.held() < s.staged_items
+
+    def held(self) -> int:
+        """Items it holds for the PD, those that nobody will fetch included."""
+        if self._orphans:
+            oldest = max(asyncio.get_running_loop().time() - ORPHAN_SECONDS, self.group.flushed_at)
+            self._orphans = [at for at in self._orphans if at > oldest]
+        return len(self.staged) + len(self._orphans)
+
+    def touched(self) -> None:
+        """Its counts have changed."""
+        self._on_change(self)
+
+    # what the probes say
+
+    def answered(self) -> None:
+        """A probe was answered with 200."""
+        if self.answers is not True:
+            self.answers = True
+            self.failures = 0
+            self.ejected_until = None
+            self._ejections = 0
+            self.settle("")
+
+    def silent(self, reason: str) -> None:
+        """Probes failed often enough: it is down, and what it held is lost."""
+        if self.answers is not False:
+            self.answers = False
+            self.lose()
+            self.settle(reason)
+
+    def lose(self) -> None:
+        """Take everything it holds for lost."""
+        self.life += 1
+        self.staged.clear()
+        self._orphans.clear()
+
+    # what encodes say
+
+    def succeeded(self, seconds: float, now: float) -> None:
+        """An item was encoded."""
+        self.items += 1
+        self.failures = 0
+        self.last_success = now
+        self.seconds.append(seconds)
+        if self.ejected_until is not None:
+            self.ejected_until = None
+            self._ejections = 0
+            self.settle("")
+
+    def failed(self, reason: str, now: float) -> bool:
+        """An item failed by this encoder's fault; True when that ejected it."""
+        self.errors += 1
+        self.failures += 1
+        if self.ejected_until is not None or self.failures >= self._settings.eject_after:
+            return self.eject(f"{self.failures} failures in a row, the last: {reason}", now)
+        return False
+
+    def eject(self, reason: str, now: float) -> bool:
+        """Take it out until a trial succeeds; True when it was in."""
+        was_in = self.ejected_until is None
+        backoff = min(2**self._ejections, MAX_BACKOFF)
+        self._ejections += 1
+        self.ejected_until = now + self._settings.eject_seconds * backoff
+        self.life += 1
+        self.settle(reason)
+        return was_in
+
+    def trial_due(self, now: float) -> bool:
+        """Whether one item should find out if it works again."""
+        return (
+            self.ejected_until is not None
+            and self.ejected_until <= now
+            and self.answers is True
+            and not self.trial
+            and not self.leaving
+        )
+
+    # what it holds
+
+    def orphan(self, staged: Staged) -> None:
+        """A staged item that its request will not use."""
+        if self.staged.pop(staged.uuid, None) is not None:
+            self._orphans.append(staged.at)
+
+    def consumed(self, staged: Staged) -> None:
+        """The PD has taken an item."""
+        self.staged.pop(staged.uuid, None)
+
+    def info(self) -> EncoderInfo:
+        """What the admin API says of it."""
+        times = sorted(self.seconds)
+        oldest = min(self.inflight.values(), default=None)
+        return EncoderInfo(
+            id=self.id,
+            url=self.url,
+            state=self.state,
+            reason=self.reason,
+            since=self.since,
+            inflight=len(self.inflight),
+            staged=self.held(),
+            items=self.items,
+            errors=self.errors,
+            oldest_inflight_s=0.0 if oldest is None else asyncio.get_running_loop().time() - oldest,
+            encode_ms_p50=1000 * times[len(times) // 2] if times else None,
+            encode_ms_p99=1000 * times[min(len(times) - 1, len(times) * 99 // 100)] if times else None,
+        )
+
+
+class _Waiter:
+    __slots__ = ("exclude", "future", "weight")
+
+    def __init__(self, exclude: set[str], weight: float) -> None:
+        self.exclude = exclude
+        self.weight = weight
+        self.future: asyncio.Future[Encoder | None] = asyncio.get_running_loop().create_future()
+
+
+class Group:
+    """The encoders that push to one PD."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self.members: list[Encoder] = []
+        self.flushed_at = 0.0
+        """Loop time before which whatever was pushed has been taken from the PD's queue."""
+        self._cursor = 0
+        self._waiting: deque[_Waiter] = deque()
+
+    def __iter__(self) -> Iterator[Encoder]:
+        return iter(self.members)
+
+    def add(self, encoder: Encoder) -> None:
+        """Take a member in."""
+        self.members.append(encoder)
+
+    def remove(self, encoder: Encoder) -> None:
+        """Let a member go."""
+        self.members.remove(encoder)
+        self.changed()
+
+    @property
+    def waiting(self) -> int:
+        """Items that wait for a free encoder."""
+        return len(self._waiting)
+
+    def any_open(self) -> bool:
+        """Whether any member may be chosen."""
+        return any(e.open for e in self.members)
+
+    def possible(self, exclude: Iterable[str] = ()) -> bool:
+        """Whether a member takes items, or may be about to: unprobed, or due for a trial."""
+        now = asyncio.get_running_loop().time()
+        return any(
+            e.open or (e.answers is None and not e.leaving) or e.trial_due(now)
+            for e in self.members
+            if e.id not in exclude
+        )
+
+    async def acquire(self, exclude: set[str], weight: float, wait: float) -> Encoder | None:
+        """Take a slot at an encoder, waiting at most `wait` seconds; None when there is none to wait for.
+
+        Raises `asyncio.TimeoutError` when all stayed full. `release` gives the slot back.
+        """
+        encoder = None if self._waiting else self._choose(exclude)
+        if encoder is None:
+            encoder = await self._wait(exclude, weight, wait)
+        else:
+            encoder.taken += 1
+            encoder.work += weight
+        return encoder
+
+    async def _wait(self, exclude: set[str], weight: float, wait: float) -> Encoder | None:
+        waiter = _Waiter(exclude, weight)
+        self._waiting.append(waiter)
+        self.changed()
+        try:
+            return await asyncio.wait_for(asyncio.shield(waiter.future), wait)
+        except BaseException:
+            if waiter in self._waiting:
+                self._waiting.remove(waiter)
+            if waiter.future.done() and not waiter.future.cancelled():
+                encoder = waiter.future.result()
+                if encoder is not None:
+                    self.release(encoder, weight)
+            raise
+        finally:
+            waiter.future.cancel()
+
+    def release(self, encoder: Encoder, weight: float) -> None:
+        """Give a slot back."""
+        encoder.taken -= 1
+        encoder.work -= weight
+        if self._waiting:
+            self.changed()
+
+    def changed(self) -> None:
+        """Serve those who wait, in order, after anything that may have made room or taken hope."""
+        for waiter in tuple(self._waiting):
+            encoder = self._choose(waiter.exclude)
+            if encoder is not None:
+                encoder.taken += 1
+                encoder.work += waiter.weight
+            elif self.possible(waiter.exclude):
+                continue
+            self._waiting.remove(waiter)
+            if not waiter.future.done():
+                waiter.future.set_result(encoder)
+
+    def due_for_trial(self, exclude: set[str]) -> Encoder | None:
+        """An ejected member that one item should try."""
+        now = asyncio.get_running_loop().time()
+        for e in self.members:
+            if e.ejected_until is not None and e.id not in exclude and e.trial_due(now):
+                return e
+        return None
+
+    def _choose(self, exclude: set[str]) -> Encoder | None:
+        if not self.members:
+            return None
+        policy = self._settings.policy
+        if policy in {"round_robin", "affinity"}:
+            found = self._next(exclude)
+        else:
+            found = self._least(exclude, work=policy == "least_work")
+        if found is None and not any(e.open and e.id not in exclude for e in self.members):
+            found = self.due_for_trial(exclude)
+        return found
+
+    def _next(self, exclude: set[str]) -> Encoder | None:
+        members = self.members
+        for i in range(len(members)):
+            e = members[(self._cursor + i) % len(members)]
+            if e.open and e.has_room() and e.id not in exclude:
+                self._cursor = (self._cursor + i + 1) % len(members)
+                return e
+        return None
+
+    def _least(self, exclude: set[str], *, work: bool) -> Encoder | None:
+        members = self.members
+        best: Encoder | None = None
+        best_load = 0.0
+        best_at = 0
+        for i in range(len(members)):
+            at = (self._cursor + i) % len(members)
+            e = members[at]
+            if not e.open or e.id in exclude:
+                continue
+            load = e.work if work else float(e.taken)
+            if (best is None or load < best_load) and e.has_room():
+                best, best_load, best_at = e, load, at
+        if best is not None:
+            self._cursor = (best_at + 1) % len(members)
+        return best

@@ -1,0 +1,385 @@
+"""One request on a route that reaches a server behind: its body in, its answer out, its end noted.
+
+Whatever happens, the client gets a whole answer, an error in OpenAI's shape, or a stream that visibly
+breaks; and when the client leaves, the task that serves it is cancelled within the same turn of the loop.
+"""
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, Any
+
+from eccon_proxy.errors import Failure, bad_request
+from eccon_proxy.errors import upstream as upstream_failure
+from eccon_proxy.headers import answer_headers, request_headers
+from eccon_proxy.log import logger
+from eccon_proxy.pd import Forward
+from eccon_proxy.requestid import new_id, usable
+from eccon_proxy.schema import Outcome
+from eccon_proxy.sse import StreamTap, error_event, tokens
+from eccon_proxy.upstream import Response, UpstreamError
+
+if TYPE_CHECKING:
+    from eccon_proxy.core import Core
+
+__all__ = ["Exchange", "Handler", "serve"]
+
+Scope = dict[str, Any]
+Receive = Callable[[], Awaitable[dict[str, Any]]]
+Send = Callable[[dict[str, Any]], Awaitable[None]]
+WHOLE = 1024 * 1024
+"""Answers up to this size that are no streams are sent when whole, so that a break is an error."""
+
+
+class Exchange:
+    """One request and its answer."""
+
+    __slots__ = (
+        "_gone", "_receive", "_send", "_stop", "_task", "_watcher", "answered", "authorization", "body",
+        "busy", "client_id", "content_type", "core", "encoding", "error", "length", "route", "scope",
+        "started", "status", "trace",
+    )  # fmt: skip
+
+    def __init__(self, core: "Core", scope: Scope, receive: Receive, send: Send, route: str) -> None:
+        self.core = core
+        self.scope = scope
+        self.route = route
+        self._receive = receive
+        self._send = send
+        self._gone = False
+        self._stop: Failure | None = None
+        self._task = asyncio.current_task()
+        self._watcher: asyncio.Task[None] | None = None
+        self.started = False
+        """Whether our status is out."""
+        self.answered = False
+        self.busy = False
+        self.status = 0
+        self.error = ""
+        self.body: bytes | bytearray = b""
+        self.authorization: bytes | None = None
+        self.content_type = b""
+        self.encoding = b""
+        self.length: int | None = None
+        client_id = b""
+        for name, value in scope["headers"]:
+            if name == b"x-request-id":
+                client_id = value
+            elif name == b"authorization":
+                self.authorization = value
+            elif name == b"content-type":
+                self.content_type = value
+            elif name == b"content-encoding":
+                self.encoding = value
+            elif name == b"content-length" and value.isdigit():
+                self.length = int(value)
+        self.client_id = client_id.decode() if usable(client_id) else new_id()
+        self.trace = core.traces.begin(self.client_id, route)
+
+    def upstream_headers(self) -> bytes:
+        """Lines for the servers behind; raises 401 when the client's key is none of ours."""
+        return request_headers(self.scope["headers"], self.core.keys.check(self.authorization))
+
+    # the request
+
+    def check_type(self) -> None:
+        """Only JSON, as vLLM, and only as it is."""
+        kind = self.content_type.partition(b";")[0].strip().lower()
+        if kind != b"application/json":
+            raise Failure(
+                415,
+                "Unsupported Media Type: only application/json is allowed",
+                kind="invalid_request_error",
+                headers=((b"accept", b"application/json"),),
+            )
+        if self.encoding and self.encoding.strip().lower() != b"identity":
+            raise Failure(
+                415,
+                "Bodies with a content encoding are not taken; send it as it is",
+                kind="invalid_request_error",
+                headers=((b"accept-encoding", b"identity"),),
+            )
+
+    async def read_body(self) -> bytes | bytearray:
+        """The whole body, held once; from its end on the client is watched."""
+        limit = self.core.settings.max_body
+        if self.length is not None and self.length > limit:
+            raise self._too_long(limit)
+        timer = asyncio.get_running_loop().call_later(self.core.settings.body_timeout, self._body_late)
+        try:
+            message = await self._message()
+            data: bytes = message["body"]
+            if message["more_body"]:
+                self.body = await self._read_rest(data, limit)
+            else:
+                self.body = data
+        finally:
+            timer.cancel()
+        if len(self.body) > limit:
+            raise self._too_long(limit)
+        self.core.metrics.body_bytes.add(by=len(self.body))
+        self.watch()
+        return self.body
+
+    def watch(self) -> None:
+        """Be cancelled when the client leaves, from here on."""
+        self._watcher = asyncio.get_running_loop().create_task(self._watch())
+
+    async def _read_rest(self, data: bytes, limit: int) -> bytearray:
+        # With the length known the buffer is made once: no second copy of what may be megabytes.
+        body = bytearray(self.length or len(data))
+        at = 0
+        while True:
+            end = at + len(data)
+            if end > limit:
+                raise self._too_long(limit)
+            if end > len(body):
+                body += bytes(max(end, 2 * len(body)) - len(body))
+            body[at:end] = data
+            at = end
+            message = await self._message()
+            data = message["body"]
+            if not message["more_body"]:
+                if len(body) != at + len(data):
+                    del body[at:]
+                    body += data
+                else:
+                    body[at:] = data
+                return body
+
+    async def _message(self) -> dict[str, Any]:
+        message = await self._receive()
+        if message["type"] == "http.disconnect":
+            self._gone = True
+            raise asyncio.CancelledError
+        return message
+
+    def _too_long(self, limit: int) -> Failure:
+        return Failure(
+            413,
+            f"The body is longer than {limit} bytes",
+            kind="invalid_request_error",
+            headers=((b"connection", b"close"),),
+        )
+
+    def _body_late(self) -> None:
+        self.stop(
+            Failure(
+                408,
+                "The body did not come in time",
+                kind="timeout_error",
+                headers=((b"connection", b"close"),),
+            )
+        )
+
+    async def _watch(self) -> None:
+        while (await self._receive())["type"] != "http.disconnect":
+            pass
+        if not self.answered and self._task is not None:
+            self._gone = True
+            self._task.cancel()
+
+    def stop(self, failure: Failure) -> None:
+        """End it with an error: a deadline has passed, or the proxy ends."""
+        if not self.answered and self._stop is None and self._task is not None:
+            self._stop = failure
+            self._task.cancel()
+
+    # the answer
+
+    async def answer(self, status: int, headers: list[tuple[bytes, bytes]], body: bytes) -> None:
+        """Send a whole answer."""
+        self.status = status
+        self.started = True
+        headers.append((b"content-length", b"%d" % len(body)))
+        await self._send({"type": "http.response.start", "status": status, "headers": headers})
+        self.answered = True
+        await self._send({"type": "http.response.body", "body": body, "more_body": False})
+
+    async def fail(self, failure: Failure) -> None:
+        """Send an error of ours, in the form that is still possible."""
+        self.error = failure.message
+        self.busy = failure.code == "busy"
+        if not self.started:
+            headers = failure.headers
+            headers.append((b"x-request-id", self.client_id.encode()))
+            await self.answer(failure.status, headers, failure.body)
+
+    async def relay(self, response: Response, forward: Forward) -> None:
+        """Pass an answer on, byte for byte."""
+        headers, is_stream = answer_headers(response.headers, self.client_id.encode())
+        self.status = response.status
+        broken = False
+        try:
+            if is_stream:
+                self.trace.stream = True
+                await self._relay_stream(response, forward, headers, StreamTap())
+            else:
+                await self._relay_whole(response, forward, headers)
+        except UpstreamError as error:
+            broken = error.cause != "timeout"
+            await self._broke(error, is_stream=is_stream)
+        finally:
+            response.close()
+            forward.end(broken=broken)
+
+    async def _relay_whole(
+        self, response: Response, forward: Forward, headers: list[tuple[bytes, bytes]]
+    ) -> None:
+        body = await response.read_all(WHOLE)
+        self._first_byte(response, forward)
+        if body is None:
+            await self._relay_stream(response, forward, headers, None)
+            return
+        usage = tokens(body)
+        self.trace.prompt_tokens = usage.get(b"prompt")
+        self.trace.completion_tokens = usage.get(b"completion")
+        self.core.metrics.relay_bytes.add(by=len(body))
+        await self.answer(response.status, headers, body)
+
+    async def _relay_stream(
+        self,
+        response: Response,
+        forward: Forward,
+        headers: list[tuple[bytes, bytes]],
+        tap: StreamTap | None,
+    ) -> None:
+        send, read = self._send, response.read
+        if (length := response.header(b"content-length")) is not None:
+            headers.append((b"content-length", length))
+        self.started = True
+        await send({"type": "http.response.start", "status": response.status, "headers": headers})
+        span = self.trace.span("stream")
+        total = 0
+        try:
+            while data := await read():
+                if forward.unanswered:
+                    self._first_byte(response, forward)
+                total += len(data)
+                if tap is not None:
+                    tap.feed(data)
+                await send({"type": "http.response.body", "body": data, "more_body": True})
+        finally:
+            self.core.metrics.relay_bytes.add(by=total)
+            if tap is not None:
+                self.error = tap.error
+                usage = tap.usage()
+                self.trace.prompt_tokens = usage.get(b"prompt")
+                self.trace.completion_tokens = usage.get(b"completion")
+        if forward.unanswered:
+            self._first_byte(response, forward)
+        span.close("error" if self.error else "ok", self.error)
+        self.answered = True
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    def _first_byte(self, response: Response, forward: Forward) -> None:
+        forward.first_byte(used=response.status == 200)
+        response.silence(self.core.settings.stream_idle_timeout)
+        self.trace.first_byte = time.perf_counter()
+        for span in self.trace.spans:
+            if span.kind == "pd":
+                span.close()
+
+    async def _broke(self, error: UpstreamError, *, is_stream: bool) -> None:
+        """The answer ended before its end."""
+        message = f"The PD's answer broke off: {error}"
+        failure = upstream_failure(message, status=504 if error.cause == "timeout" else 502)
+        if not self.started:
+            raise failure
+        self.error = message
+        if is_stream:
+            await self.send_event(error_event(failure.body))
+        await self.cut()
+
+    async def send_event(self, event: bytes) -> None:
+        """Send one event of ours in a stream under way."""
+        await self._send({"type": "http.response.body", "body": event, "more_body": True})
+
+    async def cut(self) -> None:
+        """Close the connection without an end of the answer, so that the client sees it is not whole."""
+        self.answered = True
+        if self._watcher is not None:
+            self._watcher.cancel()
+        transport = self.scope.get("eccon.transport")
+        if transport is None:
+            raise RuntimeError("the server gives no way to end a connection")
+        transport.close()
+        while (await self._receive())["type"] != "http.disconnect":
+            pass
+
+    # the end
+
+    def end(self) -> None:
+        """Note how it ended."""
+        if self._watcher is not None:
+            self._watcher.cancel()
+        core = self.core
+        if self._gone and not self.answered:
+            outcome: Outcome = "client_closed"
+            self.status = 499
+            self.error = self.error or "the client left"
+        else:
+            outcome = "busy" if self.busy else _outcome(self.status, self.error)
+        self.trace.finish(self.status, outcome, self.error)
+        core.finished(self.trace)
+
+    @property
+    def gone(self) -> bool:
+        """Whether the client left."""
+        return self._gone
+
+    @property
+    def stopped(self) -> Failure | None:
+        """The error that ended it from outside."""
+        return self._stop
+
+
+def _outcome(status: int, error: str) -> Outcome:
+    if status < 400:
+        return "upstream_error" if error else "ok"
+    if status == 429:
+        return "busy"
+    return "client_error" if status < 500 else "upstream_error"
+
+
+Handler = Callable[[Exchange], Awaitable[None]]
+
+
+async def serve(
+    core: "Core", scope: Scope, receive: Receive, send: Send, route: str, handler: Handler
+) -> None:
+    """Run a handler for one request, whatever comes."""
+    exchange = Exchange(core, scope, receive, send, route)
+    core.exchanges.add(exchange)
+    try:
+        try:
+            await handler(exchange)
+        except Failure as failure:
+            await exchange.fail(failure)
+        except RecursionError:
+            await exchange.fail(bad_request("The body's JSON is nested too deeply"))
+    except asyncio.CancelledError:
+        if exchange.stopped is not None and not exchange.gone:
+            await _stopped(exchange, exchange.stopped)
+        elif not exchange.gone:
+            raise
+    except Exception:  # noqa: BLE001  a fault of ours: the client gets an answer, the log the traceback
+        logger.exception("request %s failed", exchange.trace.id)
+        exchange.error = "internal error"
+        if not exchange.started:
+            await exchange.fail(Failure(500, "Internal error of the proxy", kind="internal_error"))
+        else:
+            await exchange.cut()
+    finally:
+        core.exchanges.discard(exchange)
+        exchange.end()
+
+
+async def _stopped(exchange: Exchange, failure: Failure) -> None:
+    if not exchange.started:
+        await exchange.fail(failure)
+        return
+    exchange.error = failure.message
+    if exchange.trace.stream:
+        await exchange.send_event(error_event(failure.body))
+    await exchange.cut()

@@ -1,0 +1,364 @@
+"""A plan's items → encoders: each staged by one of them, or the request ends with the reason.
+
+An item is tried at one encoder after another until one has encoded it. What a client did wrong (4xx)
+ends the request at once; so does the loss of the PD.
+"""
+
+import asyncio
+import time
+from collections.abc import Sequence
+
+import msgspec
+
+from eccon_proxy.encoders import Encoder, Staged
+from eccon_proxy.errors import Failure, bad_request, busy, down, upstream
+from eccon_proxy.identity import Identity
+from eccon_proxy.metrics import Metrics
+from eccon_proxy.pd import PD
+from eccon_proxy.plan import Item, Plan, encoder_body
+from eccon_proxy.requestid import derived
+from eccon_proxy.settings import Settings
+from eccon_proxy.trace import Recorder, SpanRecord
+from eccon_proxy.upstream import UpstreamError
+
+__all__ = ["Fanout", "Services"]
+
+CHAT = b"/v1/chat/completions"
+ANSWER_LIMIT = 1024 * 1024
+"""An encoder's answer is a few hundred bytes; more than this is not one."""
+ROUNDS = 3
+"""How often items that went void while siblings were encoded are encoded again."""
+
+
+class _Answer(msgspec.Struct):
+    choices: list[msgspec.Raw]
+
+
+class _Error(msgspec.Struct):
+    error: dict[str, object] | str
+
+
+_answer = msgspec.json.Decoder(_Answer)
+_error = msgspec.json.Decoder(_Error)
+
+
+class Services(msgspec.Struct, frozen=True):
+    """What a fan-out needs of the rest."""
+
+    settings: Settings
+    metrics: Metrics
+    identity: Identity
+
+
+class _EncodeError(Exception):
+    """One attempt failed; `cause` is the reason as metrics name it."""
+
+    def __init__(self, cause: str, message: str, *, blame: bool, retry_after: float | None = None) -> None:
+        super().__init__(message)
+        self.cause = cause
+        self.blame = blame
+        self.retry_after = retry_after
+
+
+class Attempt:
+    """One visit to an encoder; may be taken back, so that its item goes elsewhere."""
+
+    __slots__ = ("evicted", "started", "task")
+
+    def __init__(self, started: float) -> None:
+        self.started = started
+        self.evicted = ""
+        self.task: asyncio.Task[object] | None = asyncio.current_task()
+
+    def evict(self, reason: str) -> None:
+        """Give up this visit and try another encoder."""
+        if not self.evicted and self.task is not None:
+            self.evicted = reason
+            self.task.cancel()
+
+
+class Fanout:
+    """The encodes of one request."""
+
+    def __init__(self, services: Services, plan: Plan, pd: PD, recorder: Recorder, headers: bytes) -> None:
+        self._settings = services.settings
+        self._metrics = services.metrics
+        self._identity = services.identity
+        self._plan = plan
+        self._pd = pd
+        self._recorder = recorder
+        self._headers = headers + b"content-type: application/json\r\n"
+        self._staged: list[Staged | None] = [None] * len(plan.items)
+        self._tries = [0] * len(plan.items)
+        self._generation = pd.generation
+        self._tasks: list[asyncio.Task[None]] = []
+        self._shadows: set[asyncio.Task[None]] = set()
+        self._stopped: Failure | None = None
+        self.first_at = 0.0
+        """Loop time at which the first item was encoded."""
+        self.last_at = 0.0
+
+    async def run(self) -> Sequence[Staged]:
+        """Encode all items; what is returned is usable at this very moment.
+
+        Raises the `Failure` that ends the request; nothing is left staged then but orphans.
+        """
+        self._pd.on_down.add(self.stop)
+        try:
+            for _ in range(ROUNDS):
+                missing = self._missing()
+                if missing:
+                    await self._round(missing)
+                    self._gate_wait()
+                await self._pd.confirm(self.first_at)
+                if not self._missing():
+                    return [s for s in self._staged if s is not None]
+            raise busy("Items went stale faster than they were encoded", retry_after=5.0)
+        except BaseException:
+            self.abandon()
+            raise
+        finally:
+            self._pd.on_down.discard(self.stop)
+
+    def stop(self, failure: Failure) -> None:
+        """End it from outside."""
+        self._stopped = failure
+        for task in self._tasks:
+            task.cancel()
+
+    def abandon(self) -> None:
+        """Nobody will use what is staged."""
+        for task in tuple(self._shadows):
+            task.cancel()
+        for s in self._staged:
+            if s is not None:
+                self._pd.orphaned(s)
+        self._staged = [None] * len(self._staged)
+
+    def _missing(self) -> list[int]:
+        """Positions of items that are not, or no longer, staged for the PD's present life."""
+        oldest = asyncio.get_running_loop().time() - self._settings.staged_age
+        if self._generation != self._pd.generation:
+            self._generation = self._pd.generation
+            self.abandon()
+        for i, s in enumerate(self._staged):
+            if s is not None and not s.usable(oldest):
+                self._pd.orphaned(s)
+                self._staged[i] = None
+        return [i for i, s in enumerate(self._staged) if s is None]
+
+    async def _round(self, missing: list[int]) -> None:
+        loop = asyncio.get_running_loop()
+        self.first_at = 0.0
+        self._tasks = [loop.create_task(self._encode(i)) for i in missing]
+        try:
+            await asyncio.wait(self._tasks, return_when=asyncio.FIRST_EXCEPTION)
+        finally:
+            pending = [t for t in self._tasks if not t.done()]
+            for task in pending:
+                task.cancel()
+            if pending:
+                await asyncio.wait(pending)
+        if self._stopped is not None:
+            raise self._stopped
+        failures = [e for t in self._tasks if not t.cancelled() and (e := t.exception()) is not None]
+        self._tasks = []
+        if failures:
+            raise failures[0]
+        self.first_at = min(s.at for s in self._staged if s is not None)
+
+    def _gate_wait(self) -> None:
+        times = [s.at for s in self._staged if s is not None]
+        self.last_at = max(times)
+        self._metrics.gate_wait.observe(self.last_at - min(times))
+
+    async def _encode(self, position: int) -> None:
+        """Encode one item somewhere."""
+        item = self._plan.items[position]
+        group = self._pd.group
+        tried: set[str] = set()
+        last: _EncodeError | None = None
+        fresh = False
+        stay: Encoder | None = None
+        while len(tried) < self._settings.encode_attempts or stay is not None:
+            weight = 1.0
+            encoder = stay if stay is not None else await self._slot(item, tried, weight, last)
+            if stay is not None:
+                encoder.taken += 1
+                encoder.work += weight
+            stay = None
+            tried.add(encoder.id)
+            self._try_ejected(item, position, tried)
+            attempt = Attempt(asyncio.get_running_loop().time())
+            encoder.inflight[attempt] = attempt.started
+            try:
+                self._staged[position] = await self._visit(item, position, encoder, attempt, fresh=fresh)
+                return
+            except _EncodeError as error:
+                last = error
+                if error.cause == "stale" and not fresh:
+                    fresh, stay = True, encoder
+                else:
+                    fresh = False
+                self._metrics.retries.add("encoder", error.cause)
+            except asyncio.CancelledError:
+                if not attempt.evicted or self._stopped is not None:
+                    raise
+                fresh = False
+                last = _EncodeError("evicted", attempt.evicted, blame=False)
+                self._metrics.retries.add("encoder", "evicted")
+            finally:
+                encoder.inflight.pop(attempt, None)
+                group.release(encoder, weight)
+                encoder.touched()
+        raise self._gave_up(item, last)
+
+    def _try_ejected(self, item: Item, position: int, tried: set[str]) -> None:
+        """Let an ejected encoder that is due for a trial encode this item as well, for nobody.
+
+        So the trial costs no client anything, even where the encoder takes items and never answers.
+        """
+        encoder = self._pd.group.due_for_trial(tried)
+        if encoder is not None:
+            encoder.trial = True
+            task = asyncio.get_running_loop().create_task(self._shadow(item, position, encoder))
+            self._shadows.add(task)
+            task.add_done_callback(self._shadows.discard)
+
+    async def _shadow(self, item: Item, position: int, encoder: Encoder) -> None:
+        attempt = Attempt(asyncio.get_running_loop().time())
+        encoder.taken += 1
+        encoder.inflight[attempt] = attempt.started
+        try:
+            self._pd.orphaned(await self._visit(item, position, encoder, attempt, fresh=True))
+        except (_EncodeError, Failure) as error:
+            # Only its own standing hangs on this; a client's fault shows in the real encode.
+            self._metrics.retries.add("trial", getattr(error, "cause", "client_error"))
+        finally:
+            encoder.trial = False
+            encoder.inflight.pop(attempt, None)
+            self._pd.group.release(encoder, 0.0)
+            encoder.touched()
+
+    async def _slot(self, item: Item, tried: set[str], weight: float, last: _EncodeError | None) -> Encoder:
+        try:
+            encoder = await self._pd.group.acquire(tried, weight, self._settings.encode_wait)
+        except asyncio.TimeoutError:
+            raise busy(f"{item.where}: no encoder was free in time", retry_after=5.0) from None
+        if encoder is None:
+            if last is None:
+                raise down("No encoder is ready", code="encoders_down")
+            raise self._gave_up(item, last)
+        return encoder
+
+    def _gave_up(self, item: Item, last: _EncodeError | None) -> Failure:
+        message = f"{item.where}: not encoded; the last encoder: {last}"
+        if last is not None and last.cause == "busy":
+            return busy(message, retry_after=last.retry_after or 1.0)
+        if last is not None and last.cause == "timeout":
+            return upstream(message, status=504, code="encode_timeout")
+        return upstream(message, code="encode_failed")
+
+    async def _visit(
+        self, item: Item, position: int, encoder: Encoder, attempt: Attempt, *, fresh: bool
+    ) -> Staged:
+        self._tries[position] += 1
+        tries = self._tries[position]
+        uuid = self._identity.make(self._plan, item)
+        key = uuid if uuid is not None else self._identity.label(item)
+        span = self._recorder.span(
+            "encode",
+            item=item.index,
+            attempt=tries,
+            encoder=encoder.id,
+            uuid=(uuid.decode() if uuid is not None else item.client_uuid or ""),
+        )
+        outcome = "cancelled"
+        started = time.perf_counter()
+        encoder.touched()
+        try:
+            life = encoder.life
+            await self._ask(item, encoder, uuid, tries, span, fresh=fresh)
+            if life != encoder.life:
+                raise _EncodeError("lost", f"{encoder.id} went down meanwhile", blame=False)
+            outcome = "ok"
+        except _EncodeError as error:
+            outcome = error.cause
+            now = asyncio.get_running_loop().time()
+            if error.blame and encoder.failed(str(error), now):
+                self._metrics.ejections.add(encoder.id)
+            span.close("timeout" if error.cause == "timeout" else "error", str(error))
+            raise
+        except Failure as failure:
+            outcome = "client_error"
+            span.close("error", failure.message)
+            raise
+        finally:
+            self._metrics.encodes.add(encoder.id, outcome)
+            span.close("cancelled", attempt.evicted)
+        seconds = time.perf_counter() - started
+        now = asyncio.get_running_loop().time()
+        self._metrics.encode_seconds.observe(seconds, encoder.id)
+        encoder.succeeded(seconds, now)
+        if uuid is None and item.client_uuid is not None:
+            self._identity.saw(item.client_uuid, encoder.id)
+        staged = Staged(encoder, key, now)
+        encoder.staged[key] = staged
+        return staged
+
+    async def _ask(
+        self, item: Item, encoder: Encoder, uuid: bytes | None, tries: int, span: SpanRecord, *, fresh: bool
+    ) -> None:
+        limit = self._settings.encode_timeout
+        request_id = derived(self._recorder.id, f"{item.index}.{tries}")
+        headers = b"%bx-request-id: %b\r\n" % (self._headers, request_id)
+        try:
+            response = await encoder.upstream.request(
+                b"POST", CHAT, headers, encoder_body(self._plan, item, uuid),
+                timeout=limit, total=limit, fresh=fresh,
+            )  # fmt: skip
+            try:
+                body = await response.read_all(ANSWER_LIMIT)
+            finally:
+                response.close()
+        except UpstreamError as error:
+            cause = "stale" if error.stale and not fresh else error.cause
+            raise _EncodeError(cause, str(error), blame=cause != "stale") from None
+        status = response.status
+        if status == 200:
+            try:
+                _answer.decode(body or b"")
+            except msgspec.DecodeError:
+                message = f"{encoder.id} answers 200 without choices"
+                raise _EncodeError("protocol", message, blame=True) from None
+            span.close()
+            return
+        if status in {429, 503}:
+            wait = response.header(b"retry-after") or b""
+            seconds = float(wait) if wait.isdigit() else None
+            message = f"{encoder.id} is busy ({status})"
+            raise _EncodeError("busy", message, blame=False, retry_after=seconds)
+        if 400 <= status < 500 and status != 408:
+            raise _refused(status, body or b"", response.header(b"content-type"), item)
+        raise _EncodeError("status", f"{encoder.id} answers {status}: {_message(body or b'')}", blame=True)
+
+
+def _message(body: bytes) -> str:
+    try:
+        error = _error.decode(body).error
+    except msgspec.DecodeError:
+        return body[:200].decode("utf-8", "replace")
+    return str(error.get("message", error) if isinstance(error, dict) else error)[:500]
+
+
+def _refused(status: int, body: bytes, content_type: bytes | None, item: Item) -> Failure:
+    """The encoder's refusal of a part, with its own error object."""
+    message = f"{item.where}: {_message(body)}"
+    try:
+        _error.decode(body)
+    except msgspec.DecodeError:
+        if status == 400:
+            return bad_request(message, param=item.where)
+        return Failure(status, message, kind="invalid_request_error", param=item.where)
+    headers = ((b"content-type", content_type or b"application/json"),)
+    return Failure(status, message, kind="invalid_request_error", headers=headers, body=body)

@@ -1,0 +1,53 @@
+"""The `uuid` that an item gets on the encoder's and on the PD's copy of a request.
+
+vLLM takes it for the item's hash: the EC connector's key. A new one for every attempt means that no
+encoder believes to have pushed it before and no PD holds another image under it.
+"""
+
+import itertools
+import os
+from collections import OrderedDict
+
+from eccon_proxy.plan import Item, Plan, content_uuid
+from eccon_proxy.settings import Settings
+
+__all__ = ["Identity"]
+
+SEEN_SIZE = 8192
+
+
+class Identity:
+    """Makes identities according to `--identity`."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.mode = settings.identity
+        # Unique over restarts of the proxy: encoders outlive it.
+        self._prefix = b"ec-" + os.urandom(9).hex().encode()
+        self._serial = itertools.count(1)
+        self._seen: OrderedDict[str, str] = OrderedDict()
+
+    @property
+    def keeps(self) -> bool:
+        """Whether the client's body stays as it is."""
+        return self.mode == "off"
+
+    def make(self, plan: Plan, item: Item) -> bytes | None:
+        """An identity for one attempt at an item; None leaves the part as the client sent it."""
+        if self.mode == "attempt":
+            return b"%b-%x" % (self._prefix, next(self._serial))
+        return content_uuid(plan, item) if self.mode == "content" else None
+
+    def label(self, item: Item) -> bytes:
+        """A key for the books when the part keeps what the client sent."""
+        return (item.client_uuid or "").encode("utf-8", "replace") + b"#%x" % next(self._serial)
+
+    def saw(self, client_uuid: str, encoder: str) -> None:
+        """An encoder has encoded an item under the client's own uuid."""
+        self._seen[client_uuid] = encoder
+        self._seen.move_to_end(client_uuid)
+        if len(self._seen) > SEEN_SIZE:
+            self._seen.popitem(last=False)
+
+    def who_saw(self, client_uuid: str) -> str | None:
+        """The encoder that has seen a uuid."""
+        return self._seen.get(client_uuid)

@@ -1,0 +1,280 @@
+"""Sockets bound by us, and uvicorn's protocol on them with the limits it lacks.
+
+uvicorn's own server is not used: it handles signals (two of them in one loop would overwrite each
+other's handlers), makes unix sockets open to everybody, and waits for ever for half a header.
+"""
+
+import asyncio
+import http
+import os
+import socket
+import stat
+import time
+from email.utils import formatdate
+from pathlib import Path
+from typing import Any
+
+import uvicorn
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
+from uvicorn.server import ServerState
+
+from eccon_proxy.errors import error_body
+from eccon_proxy.settings import Settings, SettingsError
+
+__all__ = ["Listener", "admin_socket", "public_socket"]
+
+KEEP_ALIVE = 75
+BACKLOG = 4096
+LONGEST_PATH = 107
+"""Bytes of a unix socket's path that Linux takes."""
+
+
+class _Protocol(HttpToolsProtocol):
+    """uvicorn's, with time and size limits on what a client sends, and errors in OpenAI's shape."""
+
+    settings: Settings
+    _timer: asyncio.TimerHandle | None = None
+    _in_head = False
+    _head_bytes = 0
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        if len(self.connections) > self.settings.max_connections:
+            self._refuse(503, "Too many connections")
+            return
+        self._arm(self.settings.header_timeout)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._disarm()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        if self.transport.is_closing():
+            return
+        super().data_received(data)
+        if self._in_head:
+            self._head_bytes += len(data)
+            if self._head_bytes > self.settings.max_header:
+                self._refuse(431, "The header is too long")
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        self.scope["eccon.transport"] = self.transport  # type: ignore[typeddict-unknown-key]
+        self._in_head = True
+        self._head_bytes = 0
+        if self._timer is None:
+            self._arm(self.settings.header_timeout)
+
+    def on_headers_complete(self) -> None:
+        self._in_head = False
+        if sum(len(name) + len(value) for name, value in self.headers) > self.settings.max_header:
+            self._refuse(431, "The header is too long")
+            return
+        self._disarm()
+        super().on_headers_complete()
+        # The routes answer a late body themselves; this ends what no route reads.
+        self._arm(self.settings.body_timeout + 1.0)
+
+    def on_message_complete(self) -> None:
+        self._disarm()
+        if not self.transport.is_closing() and self.cycle is not None:
+            super().on_message_complete()
+
+    def on_body(self, body: bytes) -> None:
+        if not self.transport.is_closing() and self.cycle is not None:
+            super().on_body(body)
+
+    def send_400_response(self, msg: str) -> None:
+        self._refuse(400, msg)
+
+    def _arm(self, seconds: float) -> None:
+        self._timer = self.loop.call_later(seconds, self._late)
+
+    def _disarm(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _late(self) -> None:
+        self._timer = None
+        cycle: RequestResponseCycle | None = self.cycle
+        if self._in_head or (cycle is not None and not cycle.response_started):
+            self._refuse(408, "The request did not come in time")
+        else:
+            self.transport.close()
+
+    def _refuse(self, status: int, message: str) -> None:
+        kind = "invalid_request_error" if status < 500 else "overloaded_error"
+        body = error_body(message, kind, "busy" if status == 503 else status)
+        retry = b"retry-after: 1\r\n" if status == 503 else b""
+        head = b"HTTP/1.1 %d %b\r\ncontent-type: application/json\r\ncontent-length: %d\r\n" % (
+            status, http.HTTPStatus(status).phrase.encode(), len(body),
+        )  # fmt: skip
+        self.transport.write(b"%b%bconnection: close\r\n\r\n%b" % (head, retry, body))
+        self._in_head = False
+        self.transport.close()
+
+
+class Listener:
+    """One application on one socket."""
+
+    def __init__(self, app: Any, sock: socket.socket, settings: Settings, *, tls: bool = False) -> None:
+        self._sock = sock
+        self._state = ServerState()
+        self._settings = settings
+        self._config = uvicorn.Config(
+            app,
+            http=_Protocol,
+            loop="none",
+            lifespan="off",
+            ws="none",
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            date_header=False,
+            proxy_headers=False,
+            timeout_keep_alive=KEEP_ALIVE,
+            ssl_certfile=settings.ssl_certfile if tls and settings.ssl_certfile else None,
+            ssl_keyfile=settings.ssl_keyfile if tls and settings.ssl_keyfile else None,
+        )
+        self._server: asyncio.AbstractServer | None = None
+        self._clock: asyncio.Task[None] | None = None
+
+    @property
+    def connections(self) -> int:
+        """Open connections."""
+        return len(self._state.connections)
+
+    async def start(self) -> None:
+        """Begin to accept."""
+        self._config.load()
+        protocol = type("Protocol", (_Protocol,), {"settings": self._settings})
+        loop = asyncio.get_running_loop()
+
+        def connect() -> asyncio.Protocol:
+            return protocol(config=self._config, server_state=self._state, app_state={})  # type: ignore[no-any-return]
+
+        ssl = self._config.ssl
+        if self._sock.family == socket.AF_UNIX:
+            self._server = await loop.create_unix_server(connect, sock=self._sock, backlog=BACKLOG)
+        else:
+            self._server = await loop.create_server(connect, sock=self._sock, ssl=ssl, backlog=BACKLOG)
+        self._clock = loop.create_task(self._tell_date())
+
+    async def _tell_date(self) -> None:
+        while True:
+            self._state.default_headers = [(b"date", formatdate(time.time(), usegmt=True).encode())]
+            await asyncio.sleep(1.0)
+
+    def stop_accepting(self) -> None:
+        """Close the listening socket and idle connections; requests under way go on."""
+        if self._server is not None:
+            self._server.close()
+            self._server = None
+        for connection in tuple(self._state.connections):
+            connection.shutdown()
+
+    async def finish(self, seconds: float) -> None:
+        """Wait so long for the connections to end, then end them."""
+        self.stop_accepting()
+        loop = asyncio.get_running_loop()
+        until = loop.time() + seconds
+        while (self._state.connections or self._state.tasks) and loop.time() < until:  # noqa: ASYNC110
+            await asyncio.sleep(0.02)  # uvicorn keeps plain sets: nothing to wait for
+        for connection in tuple(self._state.connections):
+            connection.transport.abort()
+        if self._clock is not None:
+            self._clock.cancel()
+        tasks = tuple(self._state.tasks)
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks, timeout=1.0)
+
+
+def public_socket(settings: Settings) -> socket.socket:
+    """The public port, bound; raises `SettingsError` with who is in the way."""
+    return _tcp(settings.host, settings.port, "--port")
+
+
+def _tcp(host: str, port: int, flag: str) -> socket.socket:
+    try:
+        found = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    except OSError as error:
+        raise SettingsError(f"{host!r} is no address to listen on: {error}") from None
+    family, kind, proto, _, address = found[0]
+    sock = socket.socket(family, kind, proto)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        sock.bind(address)
+    except OSError as error:
+        sock.close()
+        raise SettingsError(f"{flag} {port}: cannot listen on {host}:{port}: {error.strerror}") from None
+    sock.setblocking(False)
+    return sock
+
+
+def admin_socket(settings: Settings) -> tuple[socket.socket, Path | None]:
+    """The admin socket, bound with mode 0600 in a directory of mode 0700, and its path to remove."""
+    text = settings.admin
+    if text and not text.startswith("unix:"):
+        host, _, port = text.rpartition(":")
+        host = host.strip("[]")
+        if not port.isdigit():
+            raise SettingsError(f"--admin {text!r}: neither unix:PATH nor HOST:PORT")
+        if host not in {"127.0.0.1", "localhost", "::1"} and not settings.admin_key:
+            raise SettingsError(f"--admin {text!r}: other than loopback it needs --admin-key")
+        return _tcp(host, int(port), "--admin"), None
+    path = Path(text.removeprefix("unix:")) if text else _default_path(settings.port)
+    if len(os.fsencode(path)) > LONGEST_PATH:
+        if text:
+            raise SettingsError(f"--admin {path}: a socket's path has at most {LONGEST_PATH} bytes")
+        path = Path(f"/tmp/eccon-{os.getuid()}") / f"proxy-{settings.port}.sock"  # noqa: S108  checked below
+    try:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        return _unix(path), path
+    except OSError as error:
+        raise SettingsError(f"--admin {path}: {error.strerror}") from None
+
+
+def _default_path(port: int) -> Path:
+    home = os.environ.get("XDG_STATE_HOME") or str(Path.home() / ".local" / "state")
+    return Path(home) / "eccon" / f"proxy-{port}" / "admin.sock"
+
+
+def _unix(path: Path) -> socket.socket:
+    parent = path.parent.stat()
+    if path.parent == Path(f"/tmp/eccon-{os.getuid()}") and (  # noqa: S108
+        parent.st_uid != os.getuid() or stat.S_IMODE(parent.st_mode) & 0o077
+    ):
+        raise SettingsError(f"--admin {path}: its directory belongs to somebody else or is open to others")
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        if path.exists() or path.is_socket():
+            _remove_stale(path)
+        # The mode holds from the first moment: between bind and chmod anybody could connect.
+        mask = os.umask(0o177)
+        try:
+            sock.bind(str(path))
+        finally:
+            os.umask(mask)
+    except BaseException:
+        sock.close()
+        raise
+    sock.setblocking(False)
+    return sock
+
+
+def _remove_stale(path: Path) -> None:
+    if not path.is_socket():
+        raise SettingsError(f"--admin {path}: exists and is no socket")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        probe.settimeout(1.0)
+        try:
+            probe.connect(str(path))
+        except (ConnectionRefusedError, FileNotFoundError):
+            path.unlink(missing_ok=True)
+            return
+        except OSError as error:
+            raise SettingsError(f"--admin {path}: in use ({error})") from None
+    raise SettingsError(f"--admin {path}: another process listens there")

@@ -1,0 +1,116 @@
+"""Asks each encoder in the background whether it answers, and looks for those that take items and hang."""
+
+import asyncio
+from collections.abc import Iterable
+
+from eccon_proxy.encoders import Encoder
+from eccon_proxy.metrics import Metrics
+from eccon_proxy.settings import Settings
+from eccon_proxy.upstream import UpstreamError
+
+__all__ = ["Prober"]
+
+HANG_FACTOR = 8.0
+"""An encoder hangs when nothing came from it for so many times what the slowest of its peers take."""
+HANG_FLOOR = 3.0
+HANG_CEILING = 20.0
+
+
+class Prober:
+    """One task for each member."""
+
+    def __init__(self, settings: Settings, metrics: Metrics) -> None:
+        self._settings = settings
+        self._metrics = metrics
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+
+    def watch(self, encoder: Encoder) -> None:
+        """Probe a member until `forget`."""
+        self._tasks[encoder.id] = asyncio.get_running_loop().create_task(self._probe(encoder))
+
+    def forget(self, encoder: Encoder) -> None:
+        """Probe it no longer."""
+        task = self._tasks.pop(encoder.id, None)
+        if task is not None:
+            task.cancel()
+
+    async def close(self) -> None:
+        """End all."""
+        tasks = tuple(self._tasks.values())
+        self._tasks.clear()
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _probe(self, encoder: Encoder) -> None:
+        loop = asyncio.get_running_loop()
+        misses = 0
+        while True:
+            begun = loop.time()
+            reason = await self._ask(encoder)
+            if reason is None:
+                misses = 0
+                was_open = encoder.open
+                encoder.answered()
+                if encoder.open != was_open:
+                    encoder.group.changed()
+            else:
+                misses += 1
+                if misses >= self._settings.probe_failures or encoder.answers is None:
+                    encoder.silent(reason)
+                    _evict(encoder, reason)
+                    encoder.group.changed()
+            self._look_for_hang(encoder)
+            await asyncio.sleep(max(0.05, begun + self._settings.probe_interval - loop.time()))
+
+    async def _ask(self, encoder: Encoder) -> str | None:
+        """Why it does not answer; None when it does."""
+        error: UpstreamError | None = None
+        for fresh in (False, True):
+            try:
+                response = await encoder.upstream.request(
+                    b"GET", b"/health", timeout=self._settings.probe_timeout, fresh=fresh
+                )
+            except UpstreamError as e:
+                error = e
+                if not e.stale:
+                    break
+                continue
+            try:
+                await response.read_all(64 * 1024)
+            except UpstreamError as e:
+                return f"/health: {e}"
+            finally:
+                response.close()
+            return None if response.status < 500 else f"/health answers {response.status}"
+        return f"/health: {error}"
+
+    def _look_for_hang(self, encoder: Encoder) -> None:
+        """Eject an encoder whose probes pass but whose items do not come back, and send them elsewhere."""
+        if not encoder.inflight or encoder.leaving:
+            return
+        now = asyncio.get_running_loop().time()
+        others = [e for e in encoder.group if e is not encoder and e.open]
+        slowest = _slow(encoder.seconds, *(e.seconds for e in others))
+        if not others or slowest is None:
+            return
+        limit = min(max(HANG_FACTOR * slowest, HANG_FLOOR), HANG_CEILING, self._settings.encode_timeout)
+        silent = now - max(encoder.last_success, min(encoder.inflight.values()))
+        if silent < limit:
+            return
+        reason = f"holds {len(encoder.inflight)} items and has encoded none for {silent:.0f} s"
+        if encoder.eject(reason, now):
+            self._metrics.ejections.add(encoder.id)
+        _evict(encoder, reason)
+        encoder.group.changed()
+
+
+def _evict(encoder: Encoder, reason: str) -> None:
+    for visit in tuple(encoder.inflight):
+        visit.evict(reason)
+
+
+def _slow(*samples: Iterable[float]) -> float | None:
+    """The 95th percentile of all samples together, None without any."""
+    times = sorted(t for sample in samples for t in sample)
+    return times[len(times) * 95 // 100] if times else None

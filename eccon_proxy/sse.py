@@ -1,0 +1,50 @@
+"""Looks over an event stream as it passes, without holding or changing it."""
+
+import re
+
+__all__ = ["StreamTap", "error_event", "tokens"]
+
+CAP = 64 * 1024
+"""Bytes of an unfinished event that are looked at; of a longer one only the beginning."""
+TAIL = 4096
+_USAGE = re.compile(rb'"(prompt|completion)_tokens"\s*:\s*(\d{1,12})')
+_ERROR = re.compile(rb'(?:^|[\r\n])data:\s*\{\s*"error"\s*:\s*(?!null)')
+
+
+class StreamTap:
+    """Notes an error event and the tail, in which the usage stands."""
+
+    __slots__ = ("_open", "_tail", "error")
+
+    def __init__(self) -> None:
+        self._open = b""
+        """The beginning of an event whose end has not come."""
+        self._tail = b""
+        self.error = ""
+
+    def feed(self, data: bytes) -> None:
+        """Look at the next bytes."""
+        if self._open:
+            data = self._open + data
+        if data.endswith(b"\n\n"):
+            self._open = b""
+        else:
+            end = max(data.rfind(b"\n\n") + 2, data.rfind(b"\r\n\r\n") + 4)
+            self._open = data[end if end > 3 else 0 :][:CAP]
+        if b'"error"' in data and (m := _ERROR.search(data)):
+            self.error = data[m.start() : m.start() + 500].strip().decode("utf-8", "replace")
+        self._tail = data
+
+    def usage(self) -> dict[bytes, int]:
+        """Prompt and completion tokens, if the stream said them."""
+        return tokens(self._tail)
+
+
+def tokens(body: bytes) -> dict[bytes, int]:
+    """Token counts in the last bytes of an answer, by `prompt` and `completion`."""
+    return {m.group(1): int(m.group(2)) for m in _USAGE.finditer(body[-TAIL:])}
+
+
+def error_event(error: bytes) -> bytes:
+    """An error object as the last event of a stream; a blank line first ends what was cut."""
+    return b"\n\ndata: %b\n\n" % error
