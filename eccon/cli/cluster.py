@@ -108,7 +108,7 @@ async def wait_until_ready(client: Client, timeout: float) -> int:
                     for text in p.last_lines:
                         narrate(f"  {p.name} | {text}")
                 return FAILED
-            if wanted and all(p.state is State.READY for p in wanted):
+            if wanted and all(map(_serves, wanted)):
                 narrate(f"ready: {state.cluster.public_url}")
                 return 0
         msg = "the daemon ended"
@@ -119,6 +119,12 @@ async def wait_until_ready(client: Client, timeout: float) -> int:
     except asyncio.TimeoutError as e:
         msg = f"not ready after {timeout:g} s; it goes on starting"
         raise TimeoutError(msg) from e
+
+
+def _serves(p: Process) -> bool:
+    """Ready; an encoder also in the proxy's eyes, which is what sends it items."""
+    in_rotation = p.role is not Role.ENCODER or (p.encoder is not None and p.encoder.state == "ready")
+    return p.state is State.READY and in_rotation
 
 
 @click.command()
@@ -308,7 +314,8 @@ async def _settle(
             if (line := process_line(p)) != shown:
                 shown = line
                 narrate(line)
-            if p.state is wanted and (after is None or p.pid != after.pid):
+            reached = _serves(p) if wanted is State.READY else p.state is wanted
+            if reached and (after is None or p.pid != after.pid):
                 return 0
             if p.state in ENDED and wanted is not State.STOPPED:
                 return FAILED
