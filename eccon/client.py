@@ -118,7 +118,7 @@ class Client:
     async def prompt(self, body: bytes, request_id: str | None = None) -> AsyncIterator[bytes]:
         """A chat completion through the proxy: the answer's bytes as they come."""
         headers = {"content-type": "application/json"} | ({"x-request-id": request_id} if request_id else {})
-        async with _Call(self.socket_path, "POST", "/v1/prompt", {}, body, headers) as call:
+        async with _Call(self.socket_path, "POST", "/v1/prompt", {}, body, headers, None) as call:
             await call.expect_success()
             async for chunk in call.body(None):
                 yield chunk
@@ -156,6 +156,7 @@ class _Call:
         query: dict[str, str],
         body: bytes = b"",
         headers: dict[str, str] | None = None,
+        patience_s: float | None = ANSWER_S,
     ) -> None:
         self._socket_path = socket_path
         target = path + (f"?{urlencode(query)}" if query else "")
@@ -167,6 +168,8 @@ class _Call:
         }
         lines = [f"{method} {target} HTTP/1.1", *(f"{k}: {v}" for k, v in all_headers.items()), "", ""]
         self._request = "\r\n".join(lines).encode() + body
+        self._patience_s = patience_s
+        """For the answer's head."""
         self._status = 0
         self._headers: dict[str, str] = {}
         self._reader = asyncio.StreamReader()
@@ -199,7 +202,7 @@ class _Call:
                 await self._writer.wait_closed()
 
     async def _head(self) -> None:
-        head = await self._reader.readuntil(b"\r\n\r\n")
+        head = await self._read(self._reader.readuntil(b"\r\n\r\n"), self._patience_s)
         first, *lines = head.decode("latin-1").split("\r\n")
         self._status = int(first.split(" ", 2)[1])
         pairs = (line.partition(":") for line in lines if line)
@@ -221,23 +224,21 @@ class _Call:
         try:
             if self._headers.get("transfer-encoding", "").lower() == "chunked":
                 while size := int(
-                    (await self._wait(self._reader.readline(), patience_s)).split(b";")[0] or b"-1", 16
+                    (await self._read(self._reader.readuntil(b"\n"), patience_s)).split(b";")[0], 16
                 ):
-                    if size < 0:
-                        raise self._gone()
-                    yield await self._wait(self._reader.readexactly(size), patience_s)
+                    yield await self._read(self._reader.readexactly(size), patience_s)
                     await self._reader.readexactly(2)
                 return
             left = int(self._headers["content-length"]) if "content-length" in self._headers else None
             while left is None or left > 0:
-                chunk = await self._wait(self._reader.read(min(left or 1 << 16, 1 << 16)), patience_s)
+                chunk = await self._read(self._reader.read(min(left or 1 << 16, 1 << 16)), patience_s)
                 if not chunk:
                     if left is None:
                         return
                     raise self._gone()
                 left = None if left is None else left - len(chunk)
                 yield chunk
-        except (OSError, asyncio.IncompleteReadError, asyncio.TimeoutError, ValueError) as e:
+        except (OSError, asyncio.IncompleteReadError, asyncio.LimitOverrunError, ValueError) as e:
             raise self._gone() from e
 
     async def lines(self, patience_s: float | None) -> AsyncIterator[bytes]:
@@ -250,9 +251,16 @@ class _Call:
         if rest:
             yield rest
 
-    @staticmethod
-    async def _wait(what: Coroutine[Any, Any, bytes], patience_s: float | None) -> bytes:
-        return await asyncio.wait_for(what, patience_s)
+    async def _read(self, what: Coroutine[Any, Any, bytes], patience_s: float | None) -> bytes:
+        """Ends the connection when nothing comes: `asyncio.wait_for` may lose a cancellation."""
+        assert self._writer is not None  # noqa: S101  entered
+        if patience_s is None:
+            return await what
+        timer = asyncio.get_running_loop().call_later(patience_s, self._writer.transport.abort)
+        try:
+            return await what
+        finally:
+            timer.cancel()
 
     def _gone(self) -> NotRunning:
         return NotRunning(f"the daemon on {self._socket_path} went away")

@@ -24,7 +24,7 @@ class Step(msgspec.Struct, frozen=True):
 
 
 STEPS: tuple[tuple[bytes, str, float], ...] = (
-    (rb"vLLM API server version", "starting vLLM", 0.05),
+    (rb"vLLM API server version|non-default args", "starting vLLM", 0.05),
     (rb"Resolved architecture", "reading the model's configuration", 0.10),
     (rb"Initializing a V\d LLM engine", "starting the engine", 0.20),
     (rb"(?:PULL bound on|PUSH connected to)", "connecting encoders and PD", 0.30),
@@ -36,7 +36,7 @@ STEPS: tuple[tuple[bytes, str, float], ...] = (
     (rb"KV cache (?:size|memory)", "sizing the KV cache", 0.75),
     (rb"[Ww]arm(?:ing)?[ -]?up(?! model\))", "warming up", 0.80),
     (rb"init engine \(", "engine initialised", 0.85),
-    (rb"Starting vLLM API server", "opening the API", 0.90),
+    (rb"Starting vLLM (?:API )?server", "opening the API", 0.90),
     (rb"Application startup complete", "API is up", 0.97),
 )
 ANY = re.compile(b"|".join(b"(?P<s%d>%b)" % (i, pattern) for i, (pattern, _, _) in enumerate(STEPS)))

@@ -12,6 +12,7 @@ __all__ = ["Figures", "Usage"]
 TICKS = os.sysconf("SC_CLK_TCK")
 PAGE = os.sysconf("SC_PAGE_SIZE")
 SCAN_EVERY_S = 10.0
+YOUNG_S = 60.0
 SCAN_SHARE = 0.002
 """Of a core that looking for new members may take, however many processes the host has."""
 
@@ -41,15 +42,19 @@ class Usage:
         self._before: dict[tuple[int, int], int] = {}
         self._at = 0.0
         self._next_scan = 0.0
+        self._young_until = 0.0
 
     def sample(self, mains: Mapping[str, int]) -> dict[str, Figures]:
         """Figures by name; `mains` maps a name to its main process."""
         now = time.monotonic()
-        if dict(mains) != self._mains or now >= self._next_scan:
+        if dict(mains) != self._mains:
+            self._mains, self._young_until = dict(mains), now + YOUNG_S
+            self._next_scan = now
+        if now >= self._next_scan:
             self._scan(mains)
             cost = time.monotonic() - now
-            self._next_scan = now + max(SCAN_EVERY_S, cost / SCAN_SHARE)
-            self._mains = dict(mains)
+            # A process that starts has its children soon; later they rarely change.
+            self._next_scan = now + (0 if now < self._young_until else max(SCAN_EVERY_S, cost / SCAN_SHARE))
         elapsed = now - self._at
         self._at = now
         seen: dict[tuple[int, int], int] = {}

@@ -21,6 +21,7 @@ from eccon.supervisor.probe import Prober
 from eccon.supervisor.proxylink import ProxyLink, ProxyLinkError
 from eccon.supervisor.store import Remembered, Saved, Store
 from eccon.supervisor.verdict import judge
+from eccon.supervisor.waiting import happened
 
 __all__ = ["Cluster", "RefusedError"]
 
@@ -307,9 +308,7 @@ class Cluster:
             while not true():
                 woken.clear()
                 left = None if deadline is None else deadline - time.monotonic()
-                try:
-                    await asyncio.wait_for(woken.wait(), left)
-                except asyncio.TimeoutError:
+                if not await happened(woken, left):
                     return true()
             return True
         finally:

@@ -33,6 +33,7 @@ from eccon.supervisor.logs import DAEMON, log_path
 from eccon.supervisor.probe import Prober
 from eccon.supervisor.proxylink import ProxyLink
 from eccon.supervisor.traces import Traces
+from eccon.supervisor.waiting import happened
 
 __all__ = ["AlreadyRunningError", "Daemon"]
 
@@ -99,6 +100,7 @@ class Daemon:
                     lifespan="off",
                     log_config=None,
                     access_log=False,
+                    date_header=False,
                     timeout_graceful_shutdown=2,
                 )
             )
@@ -128,7 +130,7 @@ class Daemon:
             for task in (*tasks, serving):
                 task.remove_done_callback(self._task_ended)
             board.close()
-            server.should_exit = True
+            server.over.set()
             await asyncio.wait({serving}, timeout=5)
             for task in (*tasks, serving):
                 task.cancel()
@@ -161,9 +163,7 @@ class Daemon:
         while True:
             self._consoles.changed.clear()
             wait = None if self._consoles.attached else self.linger_s
-            try:
-                await asyncio.wait_for(self._consoles.changed.wait(), wait)
-            except asyncio.TimeoutError:
+            if not await happened(self._consoles.changed, wait):
                 log.info("no console for %g s: the cluster ends", self.linger_s)
                 self.shut_down()
                 await asyncio.Event().wait()
@@ -188,7 +188,15 @@ class Daemon:
 
 
 class _Server(uvicorn.Server):
-    """uvicorn without its signal handlers: the daemon has its own."""
+    """uvicorn without its signal handlers (the daemon has its own) and without its ten wake-ups a second."""
+
+    def __init__(self, settings: uvicorn.Config) -> None:
+        super().__init__(settings)
+        self.over = asyncio.Event()
+
+    async def main_loop(self) -> None:
+        """Until it is to end."""
+        await self.over.wait()
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:

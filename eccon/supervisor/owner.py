@@ -19,6 +19,7 @@ from eccon.supervisor.backoff import Backoff
 from eccon.supervisor.context import Context
 from eccon.supervisor.health import HealthWatch
 from eccon.supervisor.secrets import shown
+from eccon.supervisor.waiting import happened
 
 __all__ = ["Owner"]
 
@@ -338,8 +339,7 @@ class Owner:
 
     async def _woken(self, timeout: float | None = None) -> None:
         """Until something happened, at most `timeout` seconds."""
-        with contextlib.suppress(asyncio.TimeoutError):
-            await asyncio.wait_for(self._waker.wait(), timeout)
+        await happened(self._waker, timeout)
         self._waker.clear()
 
 

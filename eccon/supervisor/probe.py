@@ -9,8 +9,11 @@ import msgspec
 
 from eccon.launch import ProcessSpec
 from eccon.model import Role
+from eccon.supervisor.httpget import Getter
 
 __all__ = ["Health", "Prober"]
+
+NOT_YET = "nothing listens yet"
 
 
 class Health(msgspec.Struct, frozen=True):
@@ -23,21 +26,18 @@ class Health(msgspec.Struct, frozen=True):
 
 
 class Prober:
-    """Probes with one pooled session. vLLM closes idle connections after 5 s: ours idle less."""
+    """Probes each server over a connection of its own. `async with` closes them."""
 
     def __init__(self, timeout_s: float) -> None:
-        self._timeout = aiohttp.ClientTimeout(total=timeout_s)
         self._timeout_s = timeout_s
-        self._session: aiohttp.ClientSession | None = None
+        self._getters: dict[tuple[str, int], Getter] = {}
 
     async def __aenter__(self) -> "Prober":  # noqa: PYI034  Self is 3.11
-        connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=3)
-        self._session = aiohttp.ClientSession(connector=connector, timeout=self._timeout, trust_env=False)
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        if self._session:
-            await self._session.close()
+        for getter in self._getters.values():
+            getter.close()
 
     async def health(self, spec: ProcessSpec) -> Health:
         """Whether it answers that it is well."""
@@ -46,7 +46,7 @@ class Prober:
         if status == 200:
             return Health(ok=True)
         if status is None:
-            return Health(ok=False, reason=body, refused=body == "nothing listens yet")
+            return Health(ok=False, reason=body, refused=body == NOT_YET)
         return Health(ok=False, reason=f"{path} says {status}", dead=status == 503)
 
     async def serves(self, spec: ProcessSpec, names: set[str]) -> Health:
@@ -67,31 +67,28 @@ class Prober:
     async def flush(self, spec: ProcessSpec, model: str, timeout_s: float) -> bool:
         """A one-token text request: the PD's step for it takes all that encoders have pushed so far."""
         body = {"model": model, "messages": [{"role": "user", "content": "."}], "max_tokens": 1}
-        assert self._session is not None  # noqa: S101  entered
+        timeout = aiohttp.ClientTimeout(total=timeout_s)
         try:
-            async with self._session.post(
-                spec.url + "/v1/chat/completions",
-                json=body,
-                headers=_headers(spec),
-                timeout=aiohttp.ClientTimeout(total=timeout_s),
-            ) as response:
+            async with (
+                aiohttp.ClientSession(timeout=timeout, headers=_headers(spec)) as session,
+                session.post(spec.url + "/v1/chat/completions", json=body) as response,
+            ):
                 await response.read()
                 return response.status == 200
         except (aiohttp.ClientError, asyncio.TimeoutError, OSError):
             return False
 
     async def _get(self, spec: ProcessSpec, path: str) -> tuple[int | None, str]:
-        assert self._session is not None  # noqa: S101  entered
+        getter = self._getters.setdefault((spec.host, spec.port), Getter(spec.host, spec.port))
         try:
-            async with self._session.get(spec.url + path, headers=_headers(spec)) as response:
-                raw = await response.content.read(1 << 16)
-                return response.status, raw.decode(errors="replace")
-        except aiohttp.ClientConnectorError:
-            return None, "nothing listens yet"
+            status, body = await getter.get(path, _headers(spec), self._timeout_s)
+        except ConnectionRefusedError:
+            return None, NOT_YET
         except asyncio.TimeoutError:
             return None, f"{path} did not answer within {self._timeout_s:g} s"
-        except (aiohttp.ClientError, OSError) as e:
+        except (OSError, EOFError, ValueError) as e:
             return None, f"{path}: {str(e) or type(e).__name__}"
+        return status, body.decode(errors="replace")
 
 
 def _headers(spec: ProcessSpec) -> dict[str, str]:
