@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import fcntl
 import shutil
 import sys
 import time
@@ -15,6 +16,7 @@ from eccon.cli.common import (
     FAILED,
     INTERRUPTED,
     USAGE,
+    cluster_paths,
     command,
     config_option,
     control_socket,
@@ -133,15 +135,34 @@ def _serves(p: Process) -> bool:
 @command
 async def down(file: str | None, timeout: float) -> int:
     """Stop every process of the cluster, and the daemon."""
-    async with Client(control_socket(file)) as client:
+    paths = cluster_paths(file)
+    async with Client(paths.control_socket) as client:
         await client.shutdown()
-        with contextlib.suppress(NotRunning):
-            await asyncio.wait_for(_until_gone(client), timeout)
+        await asyncio.wait_for(_until_gone(client, paths.lock), timeout)
     narrate("stopped")
     return 0
 
 
-async def _until_gone(client: Client) -> None:
+async def _until_gone(client: Client, lock: Path) -> None:
+    with contextlib.suppress(NotRunning):
+        await _show_states(client)
+    # The daemon's last act is to let go of its lock.
+    while await asyncio.to_thread(_is_held, lock):
+        await asyncio.sleep(0.02)
+
+
+def _is_held(lock: Path) -> bool:
+    try:
+        with lock.open("rb") as f:
+            fcntl.flock(f, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except FileNotFoundError:
+        return False
+    return False
+
+
+async def _show_states(client: Client) -> None:
     shown: dict[str, str] = {}
     async for state in follow(client):
         for p in state.processes:

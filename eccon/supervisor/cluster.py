@@ -90,8 +90,8 @@ class Cluster:
         slots = saved.slots if saved.slots is not None else launch.slots(self.topology)
         self.slots = {slot.name: slot for slot in slots}
         specs = [
-            launch.proxy(self.topology, self.paths, self._proxy_urls()),
             launch.pd(self.topology, self.paths),
+            launch.proxy(self.topology, self.paths, self._proxy_urls()),
             *(launch.encoder(self.topology, self.paths, slot) for slot in self.slots.values()),
         ]
         for spec in specs:
