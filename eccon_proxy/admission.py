@@ -30,19 +30,28 @@ class Room:
         """Take places, waiting at most `wait` seconds; raises `asyncio.TimeoutError` or what `fail` says."""
         if self.take_now(count):
             return
-        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[None] = loop.create_future()
         entry = (count, future)
         self._queue.append(entry)
+        timer = loop.call_later(wait, self._late, entry)
         try:
-            await asyncio.wait_for(asyncio.shield(future), wait)
+            await future
         except BaseException:
             if future.done() and not future.cancelled() and future.exception() is None:
-                self.give(count)
+                self.give(count)  # cancelled in the very turn in which the places were given
             elif entry in self._queue:
                 self._queue.remove(entry)
                 self._serve()
-            future.cancel()
             raise
+        finally:
+            timer.cancel()
+
+    def _late(self, entry: tuple[int, "asyncio.Future[None]"]) -> None:
+        if entry in self._queue:
+            self._queue.remove(entry)
+            entry[1].set_exception(asyncio.TimeoutError())
+            self._serve()
 
     def give(self, count: int = 1) -> None:
         """Give places back."""

@@ -290,19 +290,26 @@ class Group:
     async def _wait(self, exclude: set[str], weight: float, wait: float) -> Encoder | None:
         waiter = _Waiter(exclude, weight)
         self._waiting.append(waiter)
+        timer = asyncio.get_running_loop().call_later(wait, self._late, waiter)
         self.changed()
         try:
-            return await asyncio.wait_for(asyncio.shield(waiter.future), wait)
+            return await waiter.future
         except BaseException:
             if waiter in self._waiting:
                 self._waiting.remove(waiter)
-            if waiter.future.done() and not waiter.future.cancelled():
+            elif waiter.future.done() and not waiter.future.cancelled() and waiter.future.exception() is None:
+                # Cancelled in the very turn in which a slot was given.
                 encoder = waiter.future.result()
                 if encoder is not None:
                     self.release(encoder, weight)
             raise
         finally:
-            waiter.future.cancel()
+            timer.cancel()
+
+    def _late(self, waiter: _Waiter) -> None:
+        if waiter in self._waiting:
+            self._waiting.remove(waiter)
+            waiter.future.set_exception(asyncio.TimeoutError())
 
     def release(self, encoder: Encoder, weight: float) -> None:
         """Give a slot back."""

@@ -48,15 +48,29 @@ class UpstreamError(Exception):
 class Response:
     """One answer as it arrives. Read it to its end, or `close` it: that aborts the request."""
 
-    __slots__ = ("_chunks", "_connection", "_held", "complete", "error", "headers", "reused", "status")
+    __slots__ = (
+        "_chunks",
+        "_connection",
+        "_held",
+        "_waiter",
+        "complete",
+        "error",
+        "headed",
+        "headers",
+        "reused",
+        "status",
+    )
 
     def __init__(self, connection: "_Connection", *, reused: bool) -> None:
         self._connection = connection
         self._chunks: deque[bytes] = deque()
         self._held = 0
+        self._waiter: asyncio.Future[None] | None = None
         self.status = 0
         self.headers: list[tuple[bytes, bytes]] = []
         """Names in lower case."""
+        self.headed = False
+        """Whether status and headers have come."""
         self.complete = False
         self.error: UpstreamError | None = None
         self.reused = reused
@@ -78,6 +92,13 @@ class Response:
         """Loop time at which its connection was opened."""
         return self._connection.born
 
+    async def head(self) -> None:
+        """Wait for status and headers."""
+        while not self.headed:
+            if self.error is not None:
+                raise self.error
+            await self.wait()
+
     async def read(self) -> bytes:
         """What has come of the body since, waiting for the next bytes; empty at its end."""
         connection = self._connection
@@ -86,7 +107,7 @@ class Response:
                 raise self.error
             if self.complete:
                 return b""
-            await connection.wait()
+            await self.wait()
         chunks = self._chunks
         data = chunks.popleft() if len(chunks) == 1 else b"".join(chunks)
         chunks.clear()
@@ -103,7 +124,7 @@ class Response:
                 return None
             if self._held >= HIGH_WATER:
                 self._connection.resume()
-            await self._connection.wait()
+            await self.wait()
         return None if self._held > limit else await self.read()
 
     def silence(self, seconds: float) -> None:
@@ -113,6 +134,20 @@ class Response:
     def close(self) -> None:
         """Give up what has not been read; the connection is closed unless the answer was whole."""
         self._connection.abandon(self)
+
+    async def wait(self) -> None:
+        """Wait until something of it has happened."""
+        self._waiter = asyncio.get_running_loop().create_future()
+        try:
+            await self._waiter
+        finally:
+            self._waiter = None
+
+    def wake(self) -> None:
+        """Something has happened (called by the connection)."""
+        waiter = self._waiter
+        if waiter is not None and not waiter.done():
+            waiter.set_result(None)
 
     def feed(self, data: bytes) -> None:
         """Take bytes of the body (called by the connection)."""
@@ -130,7 +165,6 @@ class _Connection(asyncio.Protocol):
     def __init__(self, upstream: "Upstream", loop: asyncio.AbstractEventLoop) -> None:
         self._upstream = upstream
         self._loop = loop
-        self._waiter: asyncio.Future[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._limit = 0.0
         self._deadline = math.inf
@@ -200,33 +234,12 @@ class _Connection(asyncio.Protocol):
             self.transport.writelines((head, *body))
         return response
 
-    async def headers(self) -> None:
-        """Wait for status and headers of the answer."""
-        response = self.response
-        while response is not None and not self._head_done:
-            if response.error is not None:
-                raise response.error
-            await self.wait()
-
     def silence(self, seconds: float) -> None:
         """Change the longest silence; a timer that is due later looks again then."""
         if seconds < self._limit and self._timer is not None:
             self._timer.cancel()
             self._timer = self._loop.call_later(seconds, self._expire)
         self._limit = seconds
-
-    async def wait(self) -> None:
-        """Wait until something of the answer has happened."""
-        self._waiter = self._loop.create_future()
-        try:
-            await self._waiter
-        finally:
-            self._waiter = None
-
-    def _wake(self) -> None:
-        waiter = self._waiter
-        if waiter is not None and not waiter.done():
-            waiter.set_result(None)
 
     def _expire(self) -> None:
         response = self.response
@@ -249,7 +262,7 @@ class _Connection(asyncio.Protocol):
         if response is not None and not response.complete and response.error is None:
             started = response.status != 0
             response.error = UpstreamError(cause, message, started=started, reused=response.reused)
-            self._wake()
+            response.wake()
 
     # httptools callbacks
 
@@ -279,12 +292,13 @@ class _Connection(asyncio.Protocol):
         if status in {204, 304}:
             self._framed = True
         self._head_done = True
-        self._wake()
+        response.headed = True
+        response.wake()
 
     def on_body(self, data: bytes) -> None:
         if self.response is not None:
             self.response.feed(data)
-            self._wake()
+            self.response.wake()
 
     def on_message_complete(self) -> None:
         response = self.response
@@ -296,7 +310,7 @@ class _Connection(asyncio.Protocol):
             self._timer.cancel()
             self._timer = None
         self.response = None
-        self._wake()
+        response.wake()
         self._release()
 
     # life
@@ -396,7 +410,7 @@ class Upstream:
             length += len(part)
         response = connection.begin(self.head(method, path, headers, length), body, timeout, total)
         try:
-            await connection.headers()
+            await response.head()
         except BaseException:
             response.close()
             raise
