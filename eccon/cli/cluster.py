@@ -147,7 +147,7 @@ async def _until_gone(client: Client, lock: Path) -> None:
     with contextlib.suppress(NotRunning):
         await _show_states(client)
     # The daemon's last act is to let go of its lock.
-    while await asyncio.to_thread(_is_held, lock):
+    while await asyncio.to_thread(_is_held, lock):  # noqa: ASYNC110  a lock tells nobody that it is free
         await asyncio.sleep(0.02)
 
 

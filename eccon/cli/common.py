@@ -14,6 +14,7 @@ from eccon import config
 from eccon.client import Client, ControlError, NotRunning
 from eccon.model import ClusterState, Process
 from eccon.paths import ClusterPaths, PathsError, for_cluster
+from eccon.supervisor import DaemonError
 
 __all__ = [
     "FAILED",
@@ -85,7 +86,7 @@ def _guarded(call: Callable[[], int | None]) -> int:
         return _fail(str(e), USAGE)
     except NotRunning as e:
         return _fail(str(e), NOT_RUNNING)
-    except ControlError as e:
+    except (ControlError, DaemonError) as e:
         return _fail(str(e), FAILED)
     except (TimeoutError, asyncio.TimeoutError) as e:
         return _fail(str(e) or "time ran out", TIMED_OUT)
