@@ -1,6 +1,5 @@
 """The HTTP face as an ASGI application: routes, key check, request ids. Chat completions are `serving`'s."""
 
-import asyncio
 import hmac
 import json
 import os
@@ -98,7 +97,7 @@ class Api:
             if failed:
                 self._on_failure()
         else:
-            await self._plain(path, method, answer)
+            await self._plain(path, method, receive, answer)
 
     def _authorised(self, headers: dict[str, bytes]) -> bool:
         if not self._keys:
@@ -108,7 +107,7 @@ class Api:
         known = [hmac.compare_digest(token, k) for k in self._keys]
         return scheme.lower() == b"bearer" and any(known)
 
-    async def _plain(self, path: str, method: str, send: Send) -> None:
+    async def _plain(self, path: str, method: str, receive: Receive, send: Send) -> None:
         allowed = {CHAT: {"POST"}, "/ping": {"GET", "POST"}, "/health": {"GET"}}.get(path, {"GET"})
         if path not in self._gets and path not in {CHAT, "/health"}:
             await respond(send, 404, b'{"detail":"Not Found"}')
@@ -118,7 +117,8 @@ class Api:
             await respond(send, 405, body, headers=[allow])
         elif path == "/health":
             if self._faults.take("health-hang"):
-                await asyncio.sleep(1e6)
+                while (await receive())["type"] != "http.disconnect":
+                    pass
             await respond(send, 503 if self._engine.errored else 200, b"", kind=None)
         else:
             kind = b"application/json"

@@ -6,6 +6,7 @@ import signal
 import time
 from concurrent.futures import Future, ThreadPoolExecutor
 from http.client import HTTPException
+from typing import Any
 
 import msgspec
 import pytest
@@ -235,7 +236,7 @@ def test_more_items_than_may_be_pulled_at_once_kill(target: Target) -> None:
 
 def test_junk_where_an_agent_should_be_kills(cluster: Cluster) -> None:
     pd = cluster.pd
-    push = zmq.Context.instance().socket(zmq.PUSH)
+    push: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.PUSH)
     push.connect(f"tcp://127.0.0.1:{cluster.pull_port}")
     tensor = {"base_addr": 4096, "nbytes": 64, "device_id": 0, "shape": [1, 32], "dtype_str": "torch.float16"}
     message = {"engine_id": fresh(), "mm_hash": fresh(), "agent_metadata": b"junk", "tensor": tensor}
@@ -264,7 +265,12 @@ def _same_image_again(cluster: Cluster, names: dict[str, str | None]) -> tuple[o
         assert ask(encoder, [part(names.get(key), pictures[key])], max_tokens=1).status == 200
 
     def answer(key: str) -> object:
-        options = {"max_tokens": 30, "logprobs": True, "top_logprobs": 3, "cache_salt": fresh()}
+        options: dict[str, Any] = {
+            "max_tokens": 30,
+            "logprobs": True,
+            "top_logprobs": 3,
+            "cache_salt": fresh(),
+        }
         return ask(cluster.pd, [part(names.get(key), pictures[key]), text()], **options).answer()
 
     encode(first, "A")
@@ -285,7 +291,7 @@ def _same_image_again(cluster: Cluster, names: dict[str, str | None]) -> tuple[o
 
 @pytest.mark.parametrize("fresh_names", [False, True], ids=["by content", "fresh names"])
 def test_the_wrong_image_without_any_error(cluster: Cluster, fresh_names: bool) -> None:
-    """The encoder still has A, so it does not push; the PD has let go of A, and reads where A was: B is there.
+    """The encoder still has A, so it does not push; the PD let go of A, and reads where A was: B is there.
 
     With a name of its own for every attempt it is pushed again, and right.
     """
@@ -358,7 +364,7 @@ def test_two_servers_may_share_a_port(target: Target) -> None:
 
 def test_a_port_is_taken_before_it_listens(target: Target) -> None:
     """Bound first: a port that somebody holds alone is noticed at once, not after the model was loaded."""
-    holder = zmq.Context.instance().socket(zmq.REP)
+    holder: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.REP)
     port = holder.bind_to_random_port("tcp://127.0.0.1")
     server = target.launch("pd", "ec_consumer", {"pull_port": free_port()}, port=port)
     assert server.exit_code(target.start_s) != 0

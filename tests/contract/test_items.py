@@ -170,7 +170,7 @@ def test_the_messages_of_an_encoder(target: Target, pull: "zmq.Socket[bytes]") -
         assert tensor["dtype_str"] == "torch.float16"
         assert tensor["base_addr"] % 4096 == 0
 
-        # A held item is not announced again. A sign of life changes nothing; an ACK is heard at the next item.
+        # A held item is not announced again; an ACK is heard at the next item, a sign of life at once.
         push: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.PUSH)
         push.connect(f"tcp://127.0.0.1:{message['ack_port']}")
         ack = {"mm_hash": first, "engine_id": message["engine_id"], "consumer_engine_id": "me"}
