@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -13,7 +14,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import psutil
-from PIL import Image
+import pytest
+from PIL import Image, ImageStat
 
 from eccon import prompt, scaffold
 
@@ -121,19 +123,27 @@ def cluster(encoders: int = 4) -> Iterator[Cluster]:
             yield c
         finally:
             c.eccon("down", code=None)
-            left = c.processes()
-            for p in left:
-                p.kill()
-            assert not left, [p.cmdline() for p in left]
+            try:
+                until(lambda: not c.processes(), "no process of the cluster is left", 10)
+            finally:
+                for p in c.processes():
+                    p.kill()
             assert not any(listens(port) for port in range(c.ports[0], c.ports[0] + 5 + encoders))
 
 
-def described(path: Path) -> str:
-    """What an answer must say of an image whose bytes arrived: format, size and mean colour."""
-    with Image.open(path) as image:
-        mean = image.convert("RGB").resize((1, 1), Image.Resampling.BOX).getpixel((0, 0))
-    assert isinstance(mean, tuple)
-    return f"{image.format} {image.width}x{image.height} #{mean[0]:02x}{mean[1]:02x}{mean[2]:02x}"
+NAMED = re.compile(r"([A-Z]+) (\d+)x(\d+) #(..)(..)(..)")
+
+
+def assert_names_the_samples(answer: str) -> None:
+    """The answer tells, in order, what only the bytes themselves could have told: format, size, mean colour."""
+    named = NAMED.findall(answer)
+    assert len(named) == len(samples()), answer
+    for path, (kind, width, height, *colour) in zip(samples(), named, strict=True):
+        with Image.open(path) as image:
+            assert (kind, int(width), int(height)) == (image.format, *image.size)
+            mean = ImageStat.Stat(image.convert("RGB")).mean
+        # A decoder may round otherwise.
+        assert [int(c, 16) for c in colour] == pytest.approx(mean, abs=1.5)
 
 
 def samples() -> list[Path]:

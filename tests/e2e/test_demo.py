@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.cluster import FAST, described, processes_with, samples, until
+from tests.e2e.cluster import FAST, assert_names_the_samples, processes_with, until
 
 MARK = "ECCON_TEST_DEMO"
 
@@ -38,9 +38,7 @@ def test_once_prints_the_answer_and_every_images_way(env: dict[str, str], args: 
         demo(*args), env=env, capture_output=True, text=True, stdin=subprocess.DEVNULL, timeout=60
     )
     assert done.returncode == 0, done.stderr
-    position = 0
-    for path in samples():
-        position = done.stdout.index(described(path), position)
+    assert_names_the_samples(done.stdout)
     rows = re.findall(
         r"^image (\d)  (encoder-\d) +encode +[\d.]+ ms  transfer +([\d.]+) ms$", done.stdout, re.MULTILINE
     )

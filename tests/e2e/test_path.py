@@ -11,19 +11,10 @@ import pytest
 from openai.types.chat import ChatCompletionContentPartImageParam, ChatCompletionMessageParam
 
 from eccon import prompt
-from tests.e2e.cluster import Cluster, described, samples, until
+from tests.e2e.cluster import Cluster, assert_names_the_samples, samples, until
 
 SAMPLES = [arg for path in samples() for arg in ("-i", str(path))]
 IMAGE_LINE = re.compile(r"image (\d)  (encoder-\d) +encode +([\d.]+) ms  transfer +([\d.]+) ms")
-
-
-def assert_names_the_samples(answer: str) -> None:
-    """The answer tells, in order, what only the bytes themselves could have told."""
-    position = 0
-    for path in samples():
-        found = answer.find(described(path), position)
-        assert found >= 0, f"{described(path)} not in order in {answer!r}"
-        position = found + 1
 
 
 def test_everything_is_ready_after_up(running: Cluster) -> None:
