@@ -126,7 +126,7 @@ class Cluster:
         """Starts the owners' tasks: what should run is started or adopted."""
         for owner in self.owners.values():
             self._spawn(owner)
-        self._judge()
+        self.judge()
 
     async def close(self) -> None:
         """Ends the tasks. The processes go on."""
@@ -358,7 +358,7 @@ class Cluster:
                 if other.state is State.WAITING:
                     other.wake()
         self.store.changed()
-        self._judge()
+        self.judge()
         self.on_stir()
 
     async def _became_ready(self, name: str) -> None:
@@ -435,12 +435,23 @@ class Cluster:
         self.wanted = wanted
         self.board.set_cluster(wanted=wanted)
         self.store.changed()
-        self._judge()
+        self.judge()
 
-    def _judge(self) -> None:
+    def judge(self) -> None:
+        """The cluster's health anew, onto the board."""
         wanted = {o.name for o in self.owners.values() if o.wanted}
-        health, reason = judge({o.name: o.state for o in self.owners.values()}, wanted, set(self.slots))
+        states = {o.name: o.state for o in self.owners.values()}
+        health, reason = judge(states, wanted, set(self.slots), self._aside())
         self.board.set_cluster(health=health, reason=reason, wanted=self.wanted)
+
+    def _aside(self) -> dict[str, str]:
+        """Those that the proxy sends nothing now, and how it calls that; itself, when there is no contact."""
+        if not self.link.connected:
+            return {"proxy": "starting"}
+        known = self.link.encoders
+        states = {n: known[n].state if n in known else "joining" for n in self.slots}
+        states |= {"pd": pd.state for pd in self.link.pds.values()}
+        return {n: state for n, state in states.items() if state != "ready"}
 
     def _gather(self) -> Saved:
         return Saved(

@@ -48,7 +48,7 @@ async def _drain_encoder(owner: "Owner", life: Life, still: Callable[[], bool], 
     owner.set_state(State.DRAINING, "takes no new items")
     begun = time.monotonic()
     limit = context.topology.supervisor.drain_timeout_s
-    asked = ""
+    asked, drained = "", False
     while not life.died:
         if not still():
             await _serve_on(owner, life)
@@ -56,7 +56,10 @@ async def _drain_encoder(owner: "Owner", life: Life, still: Callable[[], bool], 
         if owner.force or not context.pd_lives():
             break
         info = link.encoders.get(name)
-        if not link.connected or info is None or info.state == "drained":
+        if not link.connected or info is None:
+            break
+        if info.state == "drained":
+            drained = True
             break
         late = time.monotonic() - begun > limit
         mode = "now" if stuck or late else "gently"
@@ -72,7 +75,9 @@ async def _drain_encoder(owner: "Owner", life: Life, still: Callable[[], bool], 
             told += "; with force it is stopped now, and the PD may die"
         owner.set_state(State.DRAINING, told)
         await woken(LOOK_EVERY_S)
-    if not life.died and not owner.force and context.pd_lives() and not await context.flush_pd():
+    # The proxy's drain ends with a flush; without the proxy it is on us.
+    ours = not drained and not life.died and not owner.force and context.pd_lives()
+    if ours and not await context.flush_pd():
         context.board.log(name, "the PD could not be flushed before the stop", "warning")
     return not life.died
 

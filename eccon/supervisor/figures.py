@@ -59,6 +59,7 @@ class Figures:
                 if pds:
                     self._pd_says(owner, pds[0])
         self._inflight()
+        self.cluster.judge()
 
     def _inflight(self) -> None:
         t = self.traces

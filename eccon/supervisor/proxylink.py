@@ -77,6 +77,9 @@ class ProxyLink:
             if response.status != 200:
                 return
             async for event, data in _events(response.content):
+                if event == "shutdown":
+                    # It waits for its connections to end.
+                    return
                 await self._take(event, data)
 
     async def _take(self, event: str, data: bytes) -> None:
@@ -122,7 +125,7 @@ class ProxyLink:
             for info in list(self.encoders.values()):
                 url = wanted.get(info.id)
                 if (url is not None and not _same_url(info.url, url)) or not self.known(info.id):
-                    await self._quietly("DELETE", f"/admin/encoders/{quote(info.id)}?now=true")
+                    await self._quietly("DELETE", f"/admin/encoders/{quote(info.id)}?now=true&force=true")
                     self.encoders.pop(info.id, None)
                 elif url is not None and info.state in {"draining", "drained"}:
                     await self._quietly("POST", f"/admin/encoders/{quote(info.id)}/resume")
@@ -146,7 +149,7 @@ class ProxyLink:
 
     async def leave(self, name: str) -> None:
         """An encoder is no member any more. Raises as `drain`."""
-        await self._call("DELETE", f"/admin/encoders/{quote(name)}?now=true")
+        await self._call("DELETE", f"/admin/encoders/{quote(name)}?now=true&force=true")
         self.encoders.pop(name, None)
         self.on_change()
 

@@ -15,24 +15,35 @@ NAMED = 3
 
 
 def judge(
-    states: Mapping[str, State], wanted: AbstractSet[str], encoders: AbstractSet[str]
+    states: Mapping[str, State],
+    wanted: AbstractSet[str],
+    encoders: AbstractSet[str],
+    aside: Mapping[str, str],
 ) -> tuple[Health, str]:
-    """Of processes by name; `wanted` are those that should be up."""
+    """Of processes by name.
+
+    Args:
+        states: of every process.
+        wanted: those that should be up.
+        encoders: which of them are encoders.
+        aside: those that the proxy sends nothing, and how it calls that.
+    """
     if all(s is State.STOPPED for s in states.values()):
         return "stopped", ""
     unwell = [n for n, s in states.items() if s is not State.READY and n in wanted]
+    aside = {n: how for n, how in aside.items() if states.get(n) is State.READY and n in wanted}
     vital = [n for n in ("pd", "proxy") if states.get(n) is not State.READY]
-    some_encoder = any(states.get(n) is State.READY for n in encoders)
-    if some_encoder and not vital and not unwell:
+    some_encoder = any(states.get(n) is State.READY and n not in aside for n in encoders)
+    if some_encoder and not vital and not unwell and not aside:
         return "ok", ""
     names = [*vital, *(n for n in unwell if n not in vital)]
-    reason = (
-        ", ".join(f"{n} {states[n].value}" for n in names[:NAMED] if n in states) or "no encoder is ready"
-    )
-    if len(names) > NAMED:
-        reason += f" and {len(names) - NAMED} more"
+    said = [f"{n} {states[n].value}" for n in names if n in states] + [
+        f"{n} {how}" for n, how in aside.items()
+    ]
+    reason = ", ".join(said[:NAMED]) or "no encoder is ready"
+    if len(said) > NAMED:
+        reason += f" and {len(said) - NAMED} more"
     if some_encoder and not vital:
         return "degraded", reason
-    if unwell and all(states[n] in STARTING for n in unwell):
-        return "starting", reason
-    return "unavailable", reason
+    starting = all(states[n] in STARTING for n in unwell) and all(how == "probing" for how in aside.values())
+    return ("starting" if (unwell or aside) and starting else "unavailable"), reason

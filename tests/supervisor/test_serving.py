@@ -1,0 +1,199 @@
+"""The daemon with the real proxy and the stand-in for vLLM: images flow while encoders come and go."""
+
+import asyncio
+import itertools
+import os
+import signal
+
+import aiohttp
+import pytest
+
+from eccon import prompt
+from eccon.client import ControlError
+from eccon.model import ClusterState, State
+from tests.supervisor.conftest import Site, until
+
+SIM = {
+    "ECCON_SIM_START_S": "0.2",
+    "ECCON_SIM_ENCODE_MS": "20",
+    "ECCON_SIM_ENCODE_MS_PER_MPIX": "0",
+    "ECCON_SIM_PREFILL_MS": "5",
+    "ECCON_SIM_TOKEN_MS": "1",
+}
+IMAGES = [str(p) for p in prompt.samples()]
+
+
+async def serving(site: Site, **options: object) -> None:
+    """The cluster up, and the proxy sending to every encoder."""
+    site.write(launcher='kind = "sim"', **SIM | options)  # type: ignore[arg-type]
+    client = await site.start()
+    await client.up()
+    await site.see(lambda s: s.cluster.health == "ok")
+
+
+def body(images: int, *, first: int = 0) -> bytes:
+    """A request with some of the samples."""
+    chosen = [IMAGES[(first + i) % len(IMAGES)] for i in range(images)]
+    return prompt.build("m", "What is there?", chosen, stream=False, max_tokens=4)
+
+
+class Load:
+    """Requests with images, one after the other, until stopped."""
+
+    def __init__(self, site: Site) -> None:
+        self.url = f"http://127.0.0.1:{site.base}/v1/chat/completions"
+        self.answers: list[tuple[int, str]] = []
+        self.task = asyncio.create_task(self._run())
+
+    async def _run(self) -> None:
+        headers = {"content-type": "application/json"}
+        async with aiohttp.ClientSession(headers=headers) as session:
+            for n in itertools.count():
+                async with session.post(self.url, data=body(2, first=n)) as response:
+                    self.answers.append((response.status, (await response.text())[:300]))
+
+    async def some_more(self, count: int = 3) -> None:
+        """Until that many more were answered."""
+        wanted = len(self.answers) + count
+        await until(lambda: len(self.answers) >= wanted or self.task.done(), 20, "more answers")
+
+    async def end(self) -> None:
+        """Stops, and every answer so far must have been good."""
+        self.task.cancel()
+        await asyncio.wait({self.task})
+        assert [a for a in self.answers if a[0] != 200] == []
+
+
+async def test_transfers_of_each_image_are_measured_and_join_its_trace(site: Site) -> None:
+    await serving(site)
+    answer = b"".join([part async for part in site.client.prompt(body(4), "my-request")])
+    assert b'"choices"' in answer
+
+    def measured(state: ClusterState) -> bool:
+        trace = next((t for t in state.traces if t.id == "my-request"), None)
+        return trace is not None and sum(s.kind == "pull" for s in trace.spans) == 4
+
+    state = await site.see(measured)
+    trace = next(t for t in state.traces if t.id == "my-request")
+    for kind in ("push", "wait", "pull"):
+        spans = [s for s in trace.spans if s.kind == kind]
+        assert sorted(s.item for s in spans if s.item is not None) == [0, 1, 2, 3]
+        assert {s.encoder for s in spans} == {"encoder-0", "encoder-1"}
+        for s in spans:
+            assert s.end is not None
+            assert s.start - 0.005 <= s.end
+    state = await site.see(lambda s: s.cluster.transfer is not None and s.cluster.transfer.total.count == 4)
+    assert state.cluster.transfer_source == "log"
+    for name in ("encoder-0", "encoder-1"):
+        process = state.process(name)
+        assert process is not None
+        assert process.transfer is not None
+        assert process.transfer.total.count == 2
+        assert process.encoder is not None
+        assert process.encoder.items == 2
+    assert state.cluster.requests == 1
+
+
+async def test_an_encoder_is_restarted_removed_and_added_under_load_and_no_request_fails(site: Site) -> None:
+    await serving(site)
+    load = Load(site)
+    await load.some_more()
+    pd = await site.process("pd")
+    before = await site.process("encoder-0")
+    await site.client.restart("encoder-0")
+    await site.see(lambda s: s.process("encoder-0").pid not in {before.pid, None})  # type: ignore[union-attr]
+    await site.see(lambda s: s.cluster.health == "ok")
+    await load.some_more()
+    assert await site.client.add() == "encoder-2"
+    state = await site.see(
+        lambda s: (p := s.process("encoder-2")) is not None and p.encoder is not None and p.encoder.items > 0
+    )
+    await site.client.remove("encoder-1")
+    state = await site.see(lambda s: s.process("encoder-1") is None)
+    await load.some_more()
+    await load.end()
+    assert (await site.process("pd")).pid == pd.pid
+    assert not any("force" in e.text or "could not be flushed" in e.text for e in state.events)
+
+
+async def test_a_stuck_encoder_is_seen_and_its_restart_frees_the_requests(site: Site) -> None:
+    await serving(site)
+    load = Load(site)
+    await load.some_more(6)
+    stuck = await site.process("encoder-0")
+    assert stuck.pid
+    tree = [pid for pid in site.left() if os.getsid(pid) == os.getsid(stuck.pid)]
+    for pid in tree:
+        if pid != stuck.pid:
+            # The engine hangs; the API server answers its health on.
+            os.kill(pid, signal.SIGSTOP)
+    state = await site.see(lambda s: s.process("encoder-0").state is State.STALLED)  # type: ignore[union-attr]
+    assert "in flight, none finished for" in state.process("encoder-0").reason  # type: ignore[union-attr]
+    alarm = next(a for a in state.alarms if a.subject == "encoder-0")
+    assert (alarm.severity, alarm.help) == ("critical", "restart")
+    pd = await site.process("pd")
+    await site.client.restart("encoder-0")
+    state = await site.see(
+        lambda s: s.process("encoder-0").pid not in {stuck.pid, None} and s.cluster.health == "ok"  # type: ignore[union-attr]
+    )
+    assert not state.alarms
+    await load.some_more()
+    await load.end()
+    assert (await site.process("pd")).pid == pd.pid
+
+
+async def test_the_pd_is_restarted_with_images_held_off_meanwhile(site: Site) -> None:
+    await serving(site)
+    before = await site.client.state()
+    await site.client.restart("pd")
+    state = await site.see(lambda s: any("images are held off" in e.text for e in s.events))
+    with pytest.raises(ControlError) as refused:
+        async for _ in site.client.prompt(body(1)):
+            pass
+    assert refused.value.status == 503
+    state = await site.see(
+        lambda s: s.cluster.health == "ok" and s.process("pd").pid != before.process("pd").pid  # type: ignore[union-attr]
+    )
+    for name in ("proxy", "encoder-0", "encoder-1"):
+        assert state.process(name).pid == before.process(name).pid  # type: ignore[union-attr]
+    answer = b"".join([part async for part in site.client.prompt(body(2))])
+    assert b'"choices"' in answer
+
+
+async def test_an_announced_death_is_told_at_once(site: Site) -> None:
+    """An image that no encoder sent: the PD waits for it, says so, and dies."""
+    await serving(site, ECCON_SIM_TIME_SCALE="0.03", FAKE="")
+    pd = await site.process("pd")
+    async with aiohttp.ClientSession() as session:
+        with pytest.raises(AssertionError), pytest.MonkeyPatch.context():
+            async with session.post(
+                f"http://127.0.0.1:{site.base + 1}/v1/chat/completions",
+                data=body(1),
+                headers={"content-type": "application/json"},
+            ) as response:
+                assert response.status == 200
+    state = await site.see(lambda s: any("an image never arrived" in e.text for e in s.events))
+    assert any(a.subject == "pd" and a.severity == "critical" for a in state.alarms) or pd.pid is None
+    state = await site.see(
+        lambda s: s.cluster.health == "ok" and s.process("pd").pid not in {pd.pid, None}  # type: ignore[union-attr]
+    )
+    assert not [a for a in state.alarms if a.subject == "pd"]
+
+
+async def test_a_new_proxy_gets_its_members_again(site: Site) -> None:
+    await serving(site)
+    await site.client.remove("encoder-0")
+    await site.see(lambda s: s.process("encoder-0") is None)
+    assert await site.client.add() == "encoder-0"
+    assert await site.client.add() == "encoder-2"
+    await site.client.remove("encoder-1")
+    await site.see(lambda s: s.process("encoder-1") is None and s.cluster.health == "ok")
+    proxy = await site.process("proxy")
+    assert proxy.pid
+    os.kill(proxy.pid, signal.SIGKILL)
+    state = await site.see(
+        lambda s: s.process("proxy").pid not in {proxy.pid, None} and s.cluster.health == "ok"  # type: ignore[union-attr]
+    )
+    members = {p.name for p in state.processes if p.encoder is not None and p.encoder.state == "ready"}
+    assert members == {"encoder-0", "encoder-2"}
+    assert b'"choices"' in b"".join([part async for part in site.client.prompt(body(4))])
