@@ -2,7 +2,7 @@
 
 import asyncio
 import contextlib
-import fcntl
+import os
 import shutil
 import sys
 import time
@@ -16,7 +16,6 @@ from eccon.cli.common import (
     FAILED,
     INTERRUPTED,
     USAGE,
-    cluster_paths,
     command,
     config_option,
     control_socket,
@@ -66,7 +65,7 @@ async def up(file: str | None, detach: bool, timeout: float) -> int:
             await client.up()
         except ControlError as e:
             if not was_running:
-                await client.shutdown()
+                await stop_all(client)
             for line in str(e).splitlines():
                 narrate(f"eccon: {line}")
             return USAGE if e.status == 409 else FAILED
@@ -135,31 +134,30 @@ def _serves(p: Process) -> bool:
 @command
 async def down(file: str | None, timeout: float) -> int:
     """Stop every process of the cluster, and the daemon."""
-    paths = cluster_paths(file)
-    async with Client(paths.control_socket) as client:
-        await client.shutdown()
-        await asyncio.wait_for(_until_gone(client, paths.lock), timeout)
+    async with Client(control_socket(file)) as client:
+        await asyncio.wait_for(stop_all(client), timeout)
     narrate("stopped")
     return 0
 
 
-async def _until_gone(client: Client, lock: Path) -> None:
-    with contextlib.suppress(NotRunning):
-        await _show_states(client)
-    # The daemon's last act is to let go of its lock.
-    while await asyncio.to_thread(_is_held, lock):  # noqa: ASYNC110  a lock tells nobody that it is free
-        await asyncio.sleep(0.02)
-
-
-def _is_held(lock: Path) -> bool:
+async def stop_all(client: Client) -> None:
+    """Shuts the cluster down, narrates it, and returns when the daemon is gone."""
+    pid = (await client.state()).cluster.daemon_pid
+    gone = asyncio.Event()
+    loop = asyncio.get_running_loop()
     try:
-        with lock.open("rb") as f:
-            fcntl.flock(f, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    except FileNotFoundError:
-        return False
-    return False
+        fd = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return
+    try:
+        loop.add_reader(fd, gone.set)
+        await client.shutdown()
+        with contextlib.suppress(NotRunning):
+            await _show_states(client)
+        await gone.wait()
+    finally:
+        loop.remove_reader(fd)
+        os.close(fd)
 
 
 async def _show_states(client: Client) -> None:

@@ -13,7 +13,7 @@ import click
 from eccon import config
 from eccon.client import Client, ControlError, NotRunning
 from eccon.model import ClusterState, Process
-from eccon.paths import ClusterPaths, PathsError, for_cluster
+from eccon.paths import PathsError, for_cluster
 from eccon.supervisor import DaemonError
 
 __all__ = [
@@ -22,7 +22,6 @@ __all__ = [
     "NOT_RUNNING",
     "TIMED_OUT",
     "USAGE",
-    "cluster_paths",
     "command",
     "config_option",
     "control_socket",
@@ -104,14 +103,9 @@ def _fail(message: str, code: int) -> int:
     return code
 
 
-def cluster_paths(file: str | None) -> ClusterPaths:
-    """Where the cluster that the configuration at hand names keeps its state."""
-    return for_cluster(config.cluster_name(config.find(file)), create=False)
-
-
 def control_socket(file: str | None) -> Path:
-    """That cluster's control socket."""
-    return cluster_paths(file).control_socket
+    """The control socket of the cluster that the configuration at hand names."""
+    return for_cluster(config.cluster_name(config.find(file)), create=False).control_socket
 
 
 async def follow(client: Client) -> AsyncIterator[ClusterState]:

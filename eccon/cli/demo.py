@@ -12,8 +12,8 @@ from pathlib import Path
 import click
 
 from eccon import prompt, scaffold
-from eccon.cli.cluster import wait_until_ready
-from eccon.cli.common import FAILED, INTERRUPTED, command, follow, narrate
+from eccon.cli.cluster import stop_all, wait_until_ready
+from eccon.cli.common import FAILED, INTERRUPTED, command, narrate
 from eccon.cli.requests import TEXT, ask
 from eccon.client import Client, NotRunning
 from eccon.supervisor import start_daemon
@@ -70,14 +70,7 @@ async def _up(socket: Path) -> None:
 async def _end(socket: Path) -> None:
     """Stops everything and returns when the daemon is gone."""
     async with Client(socket) as client:
-        await client.shutdown()
-        with contextlib.suppress(NotRunning):
-            await asyncio.wait_for(_drain(client), GONE_S)
-
-
-async def _drain(client: Client) -> None:
-    async for _ in follow(client):
-        pass
+        await asyncio.wait_for(stop_all(client), GONE_S)
 
 
 @command
@@ -101,7 +94,6 @@ async def _headless(socket: Path, once: bool) -> int:
     except asyncio.CancelledError:
         return INTERRUPTED
     finally:
-        narrate("stopping")
         with contextlib.suppress(NotRunning):
             await _end(socket)
 

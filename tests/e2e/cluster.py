@@ -135,7 +135,7 @@ NAMED = re.compile(r"([A-Z]+) (\d+)x(\d+) #(..)(..)(..)")
 
 
 def assert_names_the_samples(answer: str) -> None:
-    """The answer tells, in order, what only the bytes themselves could have told: format, size, mean colour."""
+    """The answer tells, in order, what only the bytes could have told: format, size, mean colour."""
     named = NAMED.findall(answer)
     assert len(named) == len(samples()), answer
     for path, (kind, width, height, *colour) in zip(samples(), named, strict=True):
