@@ -5,7 +5,7 @@ import os
 import signal
 import socket
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, Callable
 
 import msgspec
 
@@ -89,7 +89,7 @@ class EngineClient:
         if self._writer is not None and not self._writer.is_closing():
             self._writer.write(frame(message))
 
-    async def generate(self, request: Add) -> AsyncIterator[Output]:
+    async def generate(self, request: Add) -> AsyncGenerator[Output, None]:
         """Everything that comes of a request, until all its choices have ended. Left early, it is aborted.
 
         Raises:
@@ -97,9 +97,6 @@ class EngineClient:
         """
         if self.errored:
             raise dead()
-        if request.id in self._queues:
-            msg = f"Request id {request.id} already running"
-            raise ApiError(msg)
         waiting: asyncio.Queue[Output | ApiError] = asyncio.Queue()
         self._queues[request.id] = waiting
         left = request.n

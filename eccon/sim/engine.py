@@ -26,7 +26,7 @@ from eccon.sim.producer import Producer
 from eccon.sim.scheduler import Scheduler
 from eccon.sim.tunables import Tunables
 
-__all__ = ["main"]
+__all__ = ["fork", "main"]
 
 log = logging.getLogger("vllm.v1.engine.core")
 worker_log = logging.getLogger(logs.CONNECTOR)

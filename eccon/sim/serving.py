@@ -40,9 +40,8 @@ class Serving:
 
     async def chat(self, headers: dict[str, bytes], request_id: str, receive: Receive, send: Send) -> bool:
         """Answer one request; True when it failed because the engine is dead."""
-        work = asyncio.create_task(self._answer(headers, request_id, receive, send))
         try:
-            return await work
+            return await self._answer(headers, request_id, receive, send)
         except _GoneError:
             return False
 
@@ -81,7 +80,7 @@ class Serving:
         if room < (chat.max_tokens or 1) and self._serve.role != "producer":
             raise too_long(self._max_model_len, prompt, chat.max_tokens or 1)
         add = Add(
-            id=answer_id,
+            id=f"{answer_id}-{secrets.token_hex(4)}",  # clients may use an id twice, the engine may not
             items=items,
             text_tokens=chat.text_tokens,
             max_tokens=chat.max_tokens or room,
@@ -90,7 +89,7 @@ class Serving:
             text=chat.last_text,
         )
         outputs = self._engine.generate(add)
-        self._metrics.arrived(answer_id)
+        self._metrics.arrived(add.id)
         ended = False
         try:
             deliver = self._stream if chat.stream else self._collect
@@ -98,8 +97,8 @@ class Serving:
             ended = True
             return failed
         finally:
-            self._metrics.left(answer_id, ended=ended)
-            await outputs.aclose()  # type: ignore[attr-defined]
+            self._metrics.left(add.id, ended=ended)
+            await outputs.aclose()
 
     async def _collect(self, chat: Chat, answer_id: str, outputs: AsyncIterator[Output], send: Send) -> bool:
         answer = Collected(chat, answer_id)

@@ -1,6 +1,7 @@
 """Chat completions: shapes, streams, refusals, and what becomes of a request whose client is gone."""
 
 import json
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -43,6 +44,12 @@ def test_ids_are_made_where_none_is_given(cluster: Cluster) -> None:
     first, second = (ask(cluster.pd, "x", max_tokens=1).json()["id"] for _ in range(2))
     assert first.startswith("chatcmpl-")
     assert first != second
+
+
+def test_an_id_may_be_used_twice_at_a_time(cluster: Cluster) -> None:
+    with ThreadPoolExecutor(2) as pool:
+        sent = [pool.submit(post, cluster.pd, body("x"), headers={"X-Request-Id": "twin"}) for _ in range(2)]
+        assert [s.result().json()["id"] for s in sent] == ["chatcmpl-twin", "chatcmpl-twin"]
 
 
 def test_the_model_may_be_left_out_and_choices_counted(cluster: Cluster) -> None:
