@@ -3,6 +3,7 @@
 import asyncio
 import base64
 import contextlib
+import io
 import json
 import os
 import re
@@ -231,7 +232,7 @@ class Proxy:
             session.request(
                 method,
                 self.url + path,
-                data=body,
+                data=io.BytesIO(body) if body else body,
                 headers=headers if headers is not None else JSON_TYPE if body is not None else {},
                 timeout=aiohttp.ClientTimeout(total=within),
                 allow_redirects=False,
@@ -488,8 +489,9 @@ async def start_cluster(
         *("--encode-servers-urls", ",".join(e.url for e in fakes)),
         *("--decode-servers-urls", ",".join(p.url for p in the_pds)),
         *groups,
-        *("--probe-interval", "0.1", "--probe-timeout", "0.5"),
-        *("--pd-probe-interval", "0.1", "--pd-probe-timeout", "0.5"),
+        # Intervals for quick tests, time limits that a busy machine does not pass by chance.
+        *("--probe-interval", "0.1", "--probe-timeout", "3"),
+        *("--pd-probe-interval", "0.1", "--pd-probe-timeout", "3"),
         *("--eject-seconds", "0.3"),
         *flags,
         env=env,
