@@ -21,6 +21,7 @@ from eccon_proxy.probes import Prober
 from eccon_proxy.schema import ProxyState
 from eccon_proxy.settings import Settings, groups
 from eccon_proxy.trace import Recorder, Traces
+from eccon_proxy.weights import Weights
 
 __all__ = ["Core"]
 
@@ -42,7 +43,7 @@ class Core:
         self.traces = Traces(settings.trace_bytes, self._trace_changed)
         self.log = RequestLog(settings.log_format)
         self.keys = Keys(settings)
-        self.services = Services(settings, self.metrics, Identity(settings))
+        self.services = Services(settings, self.metrics, Identity(settings), Weights(settings.policy))
         self.prober = Prober(settings, self.metrics)
         self.room = Room(settings.max_inflight)
         self.exchanges: set[Exchange] = set()

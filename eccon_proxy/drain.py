@@ -8,7 +8,7 @@ PD empty its queue of what nobody will fetch.
 import asyncio
 
 from eccon_proxy.core import Core
-from eccon_proxy.encoders import Encoder
+from eccon_proxy.encoders import ORPHAN_SECONDS, Encoder
 
 __all__ = ["Drains"]
 
@@ -106,6 +106,7 @@ class Drains:
             await asyncio.sleep(LOOK_EVERY)
         pd = self._core.pd_of(encoder)
         tries = 0
+        begun = asyncio.get_running_loop().time()
         while pd.state == "ready":
             self._say(encoder, "waits for the PD to run a one-token request")
             if await pd.flush():
@@ -114,6 +115,10 @@ class Drains:
             if now and tries >= FLUSH_TRIES_NOW:
                 break
             await asyncio.sleep(FLUSH_RETRY)
+            # Where the PD does not run our request (a key we lack), any client's does as well; and what
+            # nobody fetched for a minute is gone by itself.
+            if encoder.group.flushed_at > begun or asyncio.get_running_loop().time() > begun + ORPHAN_SECONDS:
+                break
         encoder.drained = True
         encoder.settle("drained")
 

@@ -15,7 +15,7 @@ from eccon_proxy.schema import EncoderInfo, EncoderState
 from eccon_proxy.settings import Settings
 from eccon_proxy.upstream import Upstream
 
-__all__ = ["Encoder", "Group", "Staged", "Visit"]
+__all__ = ["ORPHAN_SECONDS", "Encoder", "Group", "Staged", "Visit"]
 
 ORPHAN_SECONDS = 60.0
 """The connector drops what nobody fetched after this long."""

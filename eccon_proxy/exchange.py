@@ -155,12 +155,9 @@ class Exchange:
         return message
 
     def _too_long(self, limit: int) -> Failure:
-        return Failure(
-            413,
-            f"The body is longer than {limit} bytes",
-            kind="invalid_request_error",
-            headers=((b"connection", b"close"),),
-        )
+        # The connection stays: a close while the client still sends would be a reset to it, and it would
+        # never read why. The rest of its body is read and dropped, for as long as a body may take.
+        return Failure(413, f"The body is longer than {limit} bytes", kind="invalid_request_error")
 
     def _body_late(self) -> None:
         self.stop(
@@ -274,6 +271,8 @@ class Exchange:
 
     def _first_byte(self, response: Response, forward: Forward) -> None:
         forward.first_byte(used=response.status == 200)
+        if response.status == 200 and self.trace.model:
+            forward.pd.asked_for = self.trace.model
         response.silence(self.core.settings.stream_idle_timeout)
         self.trace.first_byte = time.perf_counter()
         for span in self.trace.spans:

@@ -20,6 +20,7 @@ from eccon_proxy.requestid import derived
 from eccon_proxy.settings import Settings
 from eccon_proxy.trace import Recorder, SpanRecord
 from eccon_proxy.upstream import UpstreamError
+from eccon_proxy.weights import Weights
 
 __all__ = ["Fanout", "Services"]
 
@@ -48,6 +49,7 @@ class Services(msgspec.Struct, frozen=True):
     settings: Settings
     metrics: Metrics
     identity: Identity
+    weights: Weights
 
 
 class _EncodeError(Exception):
@@ -88,6 +90,7 @@ class Fanout:
         self._pd = pd
         self._recorder = recorder
         self._headers = headers + b"content-type: application/json\r\n"
+        self._weights = [services.weights.of(plan, item) for item in plan.items]
         self._staged: list[Staged | None] = [None] * len(plan.items)
         self._tries = [0] * len(plan.items)
         self._generation = pd.generation
@@ -150,6 +153,8 @@ class Fanout:
     async def _round(self, missing: list[int]) -> None:
         loop = asyncio.get_running_loop()
         self.first_at = 0.0
+        # Tasks begin in this order: the largest item chooses first.
+        missing.sort(key=lambda i: -self._weights[i])
         self._tasks = [loop.create_task(self._encode(i)) for i in missing]
         try:
             await asyncio.wait(self._tasks, return_when=asyncio.FIRST_EXCEPTION)
@@ -181,7 +186,7 @@ class Fanout:
         fresh = False
         stay: Encoder | None = None
         while len(tried) < self._settings.encode_attempts or stay is not None:
-            weight = 1.0
+            weight = self._weights[position]
             encoder = stay if stay is not None else await self._slot(item, tried, weight, last)
             if stay is not None:
                 encoder.taken += 1

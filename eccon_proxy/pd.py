@@ -111,6 +111,8 @@ class PD:
         self._deaths: dict[int, tuple[int, float]] = {}
         self._vitals: Vitals | None = None
         self._model: str | None = None
+        self.asked_for: str | None = None
+        """The model of the last request that it answered with 200."""
         self._canary: asyncio.Task[bool] | None = None
         self._canary_since = 0.0
         self._canary_vitals: Vitals | None = None
@@ -349,7 +351,7 @@ class PD:
         try:
             if self._model is None:
                 answer, body = await self._get(b"/v1/models", self._settings.pd_probe_timeout)
-                self._model = first_model(body) if answer.status == 200 else None
+                self._model = (first_model(body) if answer.status == 200 else None) or self.asked_for
             if self._model is None:
                 return False
             headers = self._key + b"content-type: application/json\r\n"

@@ -12,7 +12,7 @@ import msgspec
 __all__ = ["KINDS", "SECRET_FIELDS", "Group", "Settings", "SettingsError", "groups", "masked", "normal_url"]
 
 Kind = Literal[
-    "image_url", "input_image", "audio_url", "input_audio",
+    "image_url", "input_image", "image_embeds", "audio_url", "input_audio", "audio_embeds",
     "video_url", "video_embeds", "prompt_embeds",
 ]  # fmt: skip
 KINDS: tuple[str, ...] = Kind.__args__  # type: ignore[attr-defined]
