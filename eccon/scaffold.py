@@ -1,5 +1,6 @@
 """Writes an `eccon.toml`: the guide's topology with every key explained, or the demo's on the stand-in."""
 
+import random
 import shutil
 import socket
 from collections.abc import Sequence
@@ -151,9 +152,10 @@ def _write(path: Path, text: str) -> Path:
 def free_ports(encoders: int) -> tuple[int, int, int, int]:
     """Free loopback ports for proxy, PD, connector and `encoders` consecutive ones, the first of them last.
 
-    Free at the time of asking: nothing holds them until the processes start.
+    Free at the time of asking: nothing holds them until the processes start. Tried in random order, so that
+    two that ask at the same time hardly get the same.
     """
-    for base in range(20000, 60000, 37):
+    for base in random.sample(range(20000, 60000, 37), 1000):
         held: list[socket.socket] = []
         try:
             for port in range(base, base + 3 + encoders):
@@ -166,5 +168,5 @@ def free_ports(encoders: int) -> tuple[int, int, int, int]:
             for s in held:
                 s.close()
         return base, base + 1, base + 2, base + 3
-    msg = "no run of free ports between 20000 and 60000"
+    msg = f"no {encoders + 3} free ports in a row between 20000 and 60000"
     raise OSError(msg)

@@ -52,6 +52,11 @@ ENDED = (State.FAILED, State.BLOCKED)
 @command
 async def up(file: str | None, detach: bool, timeout: float) -> int:
     """Start the daemon and the cluster; show progress until it is ready. Ctrl-C leaves it running."""
+    return await bring_up(file, detach=detach, timeout=timeout)
+
+
+async def bring_up(file: str | None, *, detach: bool, timeout: float = 0) -> int:
+    """`eccon up`; with `detach` it returns as soon as the start is under way. The exit code."""
     topology = config.load(config.find(file))
     launcher = topology.launcher
     if launcher.kind == "vllm" and shutil.which(launcher.vllm) is None:

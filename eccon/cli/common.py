@@ -27,6 +27,7 @@ __all__ = [
     "control_socket",
     "file_or_parents",
     "follow",
+    "guarded",
     "narrate",
     "plain_command",
     "process_line",
@@ -63,7 +64,7 @@ def command(f: Callable[P, Coroutine[Any, Any, int | None]]) -> Callable[P, None
 
     @functools.wraps(f)
     def run(*args: P.args, **kwargs: P.kwargs) -> None:
-        sys.exit(_guarded(lambda: asyncio.run(f(*args, **kwargs))))
+        sys.exit(guarded(lambda: asyncio.run(f(*args, **kwargs))))
 
     return run
 
@@ -73,12 +74,13 @@ def plain_command(f: Callable[P, int | None]) -> Callable[P, None]:
 
     @functools.wraps(f)
     def run(*args: P.args, **kwargs: P.kwargs) -> None:
-        sys.exit(_guarded(lambda: f(*args, **kwargs)))
+        sys.exit(guarded(lambda: f(*args, **kwargs)))
 
     return run
 
 
-def _guarded(call: Callable[[], int | None]) -> int:
+def guarded(call: Callable[[], int | None]) -> int:
+    """The exit code of `call`: its result, or by the known error that it raised, which is said in one line."""
     try:
         return call() or 0
     except (config.ConfigError, PathsError) as e:

@@ -7,7 +7,8 @@ from pathlib import Path
 import click
 
 from eccon import config
-from eccon.cli.common import NOT_RUNNING, USAGE, config_option, control_socket, narrate
+from eccon.cli.cluster import bring_up
+from eccon.cli.common import NOT_RUNNING, USAGE, config_option, control_socket, guarded, narrate
 from eccon.client import Client, NotRunning
 from eccon.paths import PathsError
 
@@ -42,11 +43,8 @@ def open_at_hand(file: str | None, *, read_only: bool, theme: str | None) -> int
             f"{config.cluster_name(path)} is not running. Start it?", default=True, err=True
         ):
             return 0
-        from eccon.cli.cluster import up  # noqa: PLC0415  only when it is to be started
-
-        code = up.main(["-f", str(path), "--detach"], standalone_mode=False, obj=None)
-        if code:
-            return int(code)
+        if code := guarded(lambda: asyncio.run(bring_up(str(path), detach=True))):
+            return code
     return open_console(socket, read_only=read_only, theme=theme)
 
 

@@ -67,7 +67,7 @@ def test_restart_add_and_prompt_by_key(running: Cluster) -> None:
         t.press("\x1b")
         t.until(trace["id"][:8])
         t.press("q")
-        t.until("stop")
+        t.until("Leave the console")
         t.press("l")
         assert t.wait() == 0
         assert t.restored()
@@ -102,7 +102,7 @@ def test_the_console_offers_to_start_the_cluster(fresh: Cluster) -> None:
         t.press("y\r")
         t.until(lambda: row(t, "encoder-1"), 40)
         t.press("q")
-        t.until("stop")
+        t.until("Leave the console")
         t.press("s")
         assert t.wait(30) == 0
     until(lambda: not fresh.processes(), "all have ended")
