@@ -80,7 +80,7 @@ def plain_command(f: Callable[P, int | None]) -> Callable[P, None]:
 
 
 def guarded(call: Callable[[], int | None]) -> int:
-    """The exit code of `call`: its result, or by the known error that it raised, which is said in one line."""
+    """The exit code of `call`: its result, or that of the known error it raised, said in one line."""
     try:
         return call() or 0
     except (config.ConfigError, PathsError) as e:
