@@ -8,7 +8,7 @@ from litestar import Litestar, Request, Response, asgi
 from litestar.config.cors import CORSConfig
 from litestar.exceptions import HTTPException
 from litestar.handlers import ASGIRouteHandler
-from litestar.types import Receive, Scope, Send
+from litestar.types import ASGIApp, Receive, Scope, Send
 
 from eccon_proxy.chat import chat
 from eccon_proxy.core import Core
@@ -25,8 +25,29 @@ JSON = b"application/json"
 TEXT = b"text/plain; version=0.0.4; charset=utf-8"
 
 
-def public_app(core: Core) -> Litestar:
-    """What clients see; the admin API is another application on another listener."""
+CHAT = "/v1/chat/completions"
+
+
+def public_app(core: Core) -> ASGIApp:
+    """What clients see; the admin API is another application on another listener.
+
+    The one route that matters for speed is looked at before Litestar's router: that saves a tenth of the
+    CPU of a text request. Everything else about it is Litestar's.
+    """
+    litestar = _litestar(core)
+    if core.settings.cors_origins:
+        return litestar
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["path"] == CHAT and scope["method"] == "POST":  # type: ignore[typeddict-item]
+            await serve(core, scope, receive, send, CHAT, chat)  # type: ignore[arg-type]
+        else:
+            await litestar(scope, receive, send)
+
+    return app
+
+
+def _litestar(core: Core) -> Litestar:
 
     def told(read: Callable[[Core], tuple[int, dict[str, object]]]) -> Answer:
         def answer() -> tuple[int, bytes, bytes]:
@@ -36,7 +57,7 @@ def public_app(core: Core) -> Litestar:
         return answer
 
     routes = [
-        _proxied(core, "/v1/chat/completions", b"POST", chat),
+        _proxied(core, CHAT, b"POST", chat),
         *(_proxied(core, path, b"POST", post) for path in (
             "/v1/completions", "/v1/responses", "/v1/embeddings", "/tokenize", "/detokenize",
         )),

@@ -14,8 +14,6 @@ from eccon_proxy.settings import RBLN_CONNECTOR
 
 __all__ = ["chat", "forward", "limit_time"]
 
-PATH = b"/v1/chat/completions"
-
 
 async def chat(ex: Exchange) -> None:
     """Serve one chat request."""
@@ -49,7 +47,7 @@ async def chat(ex: Exchange) -> None:
         if plan.items:
             await _with_media(ex, plan, pd, mark, headers)
         else:
-            await forward(ex, Forward(pd, mark, (), 0), PATH, headers, [body])
+            await forward(ex, Forward(pd, mark, (), 0), headers, [body])
     finally:
         if queued:
             core.room.give()
@@ -76,13 +74,12 @@ async def _with_media(ex: Exchange, plan: Plan, pd: PD, mark: int, headers: byte
     request = Forward(pd, mark, staged, places)
     uuids = None if core.services.identity.keeps else [s.uuid for s in staged]
     core.traces.changed(ex.trace)
-    await forward(ex, request, PATH, headers, pd_body(plan, uuids), encoded_at=fanout.last_at)
+    await forward(ex, request, headers, pd_body(plan, uuids), encoded_at=fanout.last_at)
 
 
 async def forward(
     ex: Exchange,
     request: Forward,
-    path: bytes,
     headers: bytes,
     body: Sequence[Buffer],
     *,
@@ -96,7 +93,7 @@ async def forward(
         headers, ex.content_type or b"application/json", ex.trace.id.encode(),
     )  # fmt: skip
     try:
-        response = await pd.send(request, path, lines, body, ex.core.settings.first_byte_timeout)
+        response = await pd.send(request, ex.path, lines, body, ex.core.settings.first_byte_timeout)
     except BaseException:
         request.end()
         raise

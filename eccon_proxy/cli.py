@@ -115,6 +115,8 @@ def settings_from(values: dict[str, Any]) -> Settings:
         value = found.get(name)
         if isinstance(value, str):
             found[name] = [v.strip() for v in value.split(",") if v.strip()]
+    # A variable holds several keys, separated by commas; a flag is given several times.
+    found["api_keys"] = [k.strip() for key in found.get("api_keys", ()) for k in key.split(",") if k.strip()]
     if found.get("encoders_file"):
         found["encode_servers_urls"] = [
             *found.get("encode_servers_urls", ()), *_lines(found["encoders_file"]),

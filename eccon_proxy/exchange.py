@@ -7,7 +7,7 @@ breaks; and when the client leaves, the task that serves it is cancelled within 
 import asyncio
 import time
 from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from eccon_proxy.errors import Failure, bad_request
 from eccon_proxy.errors import upstream as upstream_failure
@@ -31,12 +31,19 @@ WHOLE = 1024 * 1024
 """Answers up to this size that are no streams are sent when whole, so that a break is an error."""
 
 
+class Connection(Protocol):
+    """What is asked of the connection that a request came on."""
+
+    on_lost: Callable[[], None] | None
+    transport: asyncio.Transport
+
+
 class Exchange:
     """One request and its answer."""
 
     __slots__ = (
-        "_gone", "_receive", "_send", "_stop", "_task", "_watcher", "answered", "authorization", "body",
-        "busy", "client_id", "content_type", "core", "encoding", "error", "length", "route", "scope",
+        "_connection", "_gone", "_receive", "_send", "_stop", "_task", "answered", "authorization", "body",
+        "busy", "content_type", "core", "encoding", "error", "length", "route", "scope",
         "started", "status", "trace",
     )  # fmt: skip
 
@@ -49,7 +56,7 @@ class Exchange:
         self._gone = False
         self._stop: Failure | None = None
         self._task = asyncio.current_task()
-        self._watcher: asyncio.Task[None] | None = None
+        self._connection: Connection = scope["eccon.connection"]
         self.started = False
         """Whether our status is out."""
         self.answered = False
@@ -73,8 +80,13 @@ class Exchange:
                 self.encoding = value
             elif name == b"content-length" and value.isdigit():
                 self.length = int(value)
-        self.client_id = client_id.decode() if usable(client_id) else new_id()
-        self.trace = core.traces.begin(self.client_id, route)
+        self.trace = core.traces.begin(client_id.decode() if usable(client_id) else new_id(), route)
+
+    @property
+    def path(self) -> bytes:
+        """Route and query, as they go upstream."""
+        query: bytes = self.scope.get("query_string", b"")
+        return b"%b?%b" % (self.route.encode(), query) if query else self.route.encode()
 
     def upstream_headers(self) -> bytes:
         """Lines for the servers behind; raises 401 when the client's key is none of ours."""
@@ -123,7 +135,7 @@ class Exchange:
 
     def watch(self) -> None:
         """Be cancelled when the client leaves, from here on."""
-        self._watcher = asyncio.get_running_loop().create_task(self._watch())
+        self._connection.on_lost = self._lost
 
     async def _read_rest(self, data: bytes, limit: int) -> bytearray:
         # With the length known the buffer is made once: no second copy of what may be megabytes.
@@ -169,9 +181,7 @@ class Exchange:
             )
         )
 
-    async def _watch(self) -> None:
-        while (await self._receive())["type"] != "http.disconnect":
-            pass
+    def _lost(self) -> None:
         if not self.answered and self._task is not None:
             self._gone = True
             self._task.cancel()
@@ -199,12 +209,12 @@ class Exchange:
         self.busy = failure.code == "busy"
         if not self.started:
             headers = failure.headers
-            headers.append((b"x-request-id", self.client_id.encode()))
+            headers.append((b"x-request-id", self.trace.id.encode()))
             await self.answer(failure.status, headers, failure.body)
 
     async def relay(self, response: Response, forward: Forward) -> None:
         """Pass an answer on, byte for byte."""
-        headers, is_stream = answer_headers(response.headers, self.client_id.encode())
+        headers, is_stream = answer_headers(response.headers, self.trace.id.encode())
         self.status = response.status
         broken = False
         try:
@@ -297,12 +307,7 @@ class Exchange:
     async def cut(self) -> None:
         """Close the connection without an end of the answer, so that the client sees it is not whole."""
         self.answered = True
-        if self._watcher is not None:
-            self._watcher.cancel()
-        transport = self.scope.get("eccon.transport")
-        if transport is None:
-            raise RuntimeError("the server gives no way to end a connection")
-        transport.close()
+        self._connection.transport.close()
         while (await self._receive())["type"] != "http.disconnect":
             pass
 
@@ -310,8 +315,7 @@ class Exchange:
 
     def end(self) -> None:
         """Note how it ended."""
-        if self._watcher is not None:
-            self._watcher.cancel()
+        self._connection.on_lost = None
         core = self.core
         if self._gone and not self.answered:
             outcome: Outcome = "client_closed"

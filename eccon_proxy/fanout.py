@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import msgspec
 
 from eccon_proxy.encoders import Encoder, Staged
-from eccon_proxy.errors import Failure, bad_request, busy, down, upstream
+from eccon_proxy.errors import Failure, busy, down, upstream
 from eccon_proxy.identity import Identity
 from eccon_proxy.metrics import Metrics
 from eccon_proxy.pd import PD
@@ -332,10 +332,12 @@ class Fanout:
         status = response.status
         if status == 200:
             try:
-                _answer.decode(body or b"")
+                whole = bool(_answer.decode(body or b"").choices)
             except msgspec.DecodeError:
+                whole = False
+            if not whole:
                 message = f"{encoder.id} answers 200 without choices"
-                raise _EncodeError("protocol", message, blame=True) from None
+                raise _EncodeError("protocol", message, blame=True)
             span.close()
             return
         if status in {429, 503}:
@@ -360,10 +362,10 @@ def _refused(status: int, body: bytes, content_type: bytes | None, item: Item) -
     """The encoder's refusal of a part, with its own error object."""
     message = f"{item.where}: {_message(body)}"
     try:
-        _error.decode(body)
+        ours = not isinstance(_error.decode(body).error, dict)
     except msgspec.DecodeError:
-        if status == 400:
-            return bad_request(message, param=item.where)
+        ours = True
+    if ours:  # no error object: vLLM's own 401 has a string, a stray web server a page
         return Failure(status, message, kind="invalid_request_error", param=item.where)
     headers = ((b"content-type", content_type or b"application/json"),)
     return Failure(status, message, kind="invalid_request_error", headers=headers, body=body)

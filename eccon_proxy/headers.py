@@ -19,9 +19,9 @@ _OURS = _HOP | {
     b"x-request-timeout", b"authorization", b"traceparent", b"tracestate",
 }  # fmt: skip
 _NOT_RELAYED = _HOP | {b"content-length", b"set-cookie", b"server", b"date", b"x-request-id"}
-_TRACEPARENT = re.compile(
-    rb"(?!ff)[0-9a-f]{2}-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}(?:-.*)?"
-)
+_IDS = rb"-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}"
+# Version 00 has exactly these fields; later ones may have more.
+_TRACEPARENT = re.compile(rb"00" + _IDS + rb"|(?!00|ff)[0-9a-f]{2}" + _IDS + rb"(?:-.*)?")
 _SSE = (b"text/event-stream", (b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no"))
 
 

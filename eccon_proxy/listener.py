@@ -10,6 +10,7 @@ import os
 import socket
 import stat
 import time
+from collections.abc import Callable
 from email.utils import formatdate
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,8 @@ __all__ = ["Listener", "admin_socket", "public_socket"]
 
 KEEP_ALIVE = 75
 BACKLOG = 4096
+JOIN_BELOW = 65536
+"""Bytes of a body that are copied behind their head; more are handed over apart."""
 LONGEST_PATH = 107
 """Bytes of a unix socket's path that Linux takes."""
 
@@ -33,6 +36,8 @@ class _Protocol(HttpToolsProtocol):
     """uvicorn's, with time and size limits on what a client sends, and errors in OpenAI's shape."""
 
     settings: Settings
+    on_lost: Callable[[], None] | None = None
+    """Called when the client is gone: what serves it needs no task of its own to wait for that."""
     _timer: asyncio.TimerHandle | None = None
     _in_head = False
     _head_bytes = 0
@@ -47,6 +52,8 @@ class _Protocol(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._disarm()
         super().connection_lost(exc)
+        if self.on_lost is not None:
+            self.on_lost()
 
     def data_received(self, data: bytes) -> None:
         if self.transport.is_closing():
@@ -59,19 +66,27 @@ class _Protocol(HttpToolsProtocol):
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
-        self.scope["eccon.transport"] = self.transport  # type: ignore[typeddict-unknown-key]
+        self.scope["eccon.connection"] = self  # type: ignore[typeddict-unknown-key]
         self._in_head = True
         self._head_bytes = 0
         if self._timer is None:
             self._arm(self.settings.header_timeout)
 
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if self._in_head:  # trailers come here too; they are no headers
+            super().on_header(name, value)
+
     def on_headers_complete(self) -> None:
         self._in_head = False
+        if self.parser.get_http_version() not in {"1.0", "1.1"}:
+            self._refuse(400, "HTTP/1.1 is spoken here")
+            return
         if sum(len(name) + len(value) for name, value in self.headers) > self.settings.max_header:
             self._refuse(431, "The header is too long")
             return
         self._disarm()
         super().on_headers_complete()
+        self.cycle.transport = _Cork(self.transport, self.loop)  # type: ignore[assignment]
         # The routes answer a late body themselves; this ends what no route reads.
         self._arm(self.settings.body_timeout + 1.0)
 
@@ -113,6 +128,43 @@ class _Protocol(HttpToolsProtocol):
         self.transport.write(b"%b%bconnection: close\r\n\r\n%b" % (head, retry, body))
         self._in_head = False
         self.transport.close()
+
+
+class _Cork:
+    """Holds the head of an answer for one turn of the loop, so that it leaves with its body in one packet."""
+
+    __slots__ = ("_head", "_loop", "_open", "_transport")
+
+    def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
+        self._transport = transport
+        self._loop = loop
+        self._head = b""
+        self._open = False
+
+    def write(self, data: bytes) -> None:
+        if self._open:
+            self._transport.write(data)
+        elif not self._head:
+            self._head = data
+            self._loop.call_soon(self._flush)
+        else:
+            self._open = True
+            if len(data) < JOIN_BELOW:
+                self._transport.write(self._head + data)
+            else:
+                self._transport.writelines((self._head, data))
+
+    def _flush(self) -> None:
+        if not self._open and self._head:
+            self._open = True
+            self._transport.write(self._head)
+
+    def close(self) -> None:
+        self._flush()
+        self._transport.close()
+
+    def is_closing(self) -> bool:
+        return self._transport.is_closing()
 
 
 class Listener:

@@ -35,7 +35,7 @@ async def post(ex: Exchange) -> None:
         pd = await core.pick_pd(media=False)
         mark = fingerprint(body)
         pd.refuse_poison(mark)
-        await forward(ex, Forward(pd, mark, (), 0), ex.route.encode(), headers, [body])
+        await forward(ex, Forward(pd, mark, (), 0), headers, [body])
     finally:
         core.room.give()
 
@@ -79,7 +79,7 @@ async def get(ex: Exchange) -> None:
 
 
 async def _get(ex: Exchange, pd: PD, headers: bytes) -> None:
-    path = ex.route.encode()
+    path = ex.path
     for fresh in (False, True):
         try:
             response = await pd.upstream.request(b"GET", path, headers, timeout=GET_TIMEOUT, fresh=fresh)
@@ -94,7 +94,7 @@ async def _get(ex: Exchange, pd: PD, headers: bytes) -> None:
         response.close()
     if body is None:
         raise upstream("The PD's answer is too long")
-    out, _ = answer_headers(response.headers, ex.client_id.encode())
+    out, _ = answer_headers(response.headers, ex.trace.id.encode())
     await ex.answer(response.status, out, body)
 
 
