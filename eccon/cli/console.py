@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from eccon import config
+from eccon import config, console
 from eccon.cli.cluster import bring_up
 from eccon.cli.common import NOT_RUNNING, USAGE, config_option, control_socket, guarded, narrate
 from eccon.client import Client, NotRunning
@@ -19,8 +19,6 @@ def open_console(
     socket: Path, *, on_quit_ask: bool = True, read_only: bool = False, theme: str | None = None
 ) -> int:
     """Draws until the user leaves; the exit code. A terminal that cannot show it is refused with 2."""
-    from eccon import console  # noqa: PLC0415  textual costs 0.2 s that no other command should pay
-
     if reason := console.refuse_reason():
         narrate(f"eccon: {reason}")
         return USAGE
@@ -36,7 +34,7 @@ def open_at_hand(file: str | None, *, read_only: bool, theme: str | None) -> int
         narrate(f"eccon: {e}")
         return USAGE
     if not _answers(socket):
-        if not sys.stdin.isatty():
+        if console.refuse_reason():
             narrate(f"eccon: {config.cluster_name(path)} is not running; `eccon up` starts it")
             return NOT_RUNNING
         if not click.confirm(

@@ -16,6 +16,7 @@ from eccon.cli.cluster import stop_all, wait_until_ready
 from eccon.cli.common import FAILED, INTERRUPTED, command, narrate
 from eccon.cli.requests import TEXT, ask
 from eccon.client import Client, NotRunning
+from eccon.console import refuse_reason
 from eccon.supervisor import start_daemon
 
 __all__ = ["demo"]
@@ -38,8 +39,8 @@ def demo(headless: bool, once: bool, encoders: int, theme: str | None) -> None:
 
     It ends with `q`, or two minutes after its last console vanished; nothing of it is left.
     """
-    if not headless and not (sys.stdin.isatty() and sys.stdout.isatty()):
-        narrate("no terminal here: going on as `eccon demo --headless --once`")
+    if not headless and (reason := refuse_reason()):
+        narrate(f"{reason}; going on as `eccon demo --headless --once`")
         headless = once = True
     directory = Path(tempfile.mkdtemp(prefix="eccon-demo-"))
     # The cluster's state is in there too: the daemon inherits this and removes the directory at its end.
