@@ -449,8 +449,9 @@ class Cluster:
         if not self.link.connected:
             return {"proxy": "starting"}
         known = self.link.encoders
-        states = {n: known[n].state if n in known else "joining" for n in self.slots}
-        states |= {"pd": pd.state for pd in self.link.pds.values()}
+        states: dict[str, str] = {n: known[n].state if n in known else "joining" for n in self.slots}
+        for pd in self.link.pds.values():
+            states["pd"] = pd.state
         return {n: state for n, state in states.items() if state != "ready"}
 
     def _gather(self) -> Saved:

@@ -9,7 +9,7 @@ from eccon.supervisor.cluster import Cluster
 from eccon.supervisor.owner import Owner
 from eccon.supervisor.stalls import StallWatch
 from eccon.supervisor.traces import Traces
-from eccon_proxy.schema import EncoderInfo, PDInfo, ProxyState
+from eccon_proxy.schema import PDInfo, ProxyState
 
 __all__ = ["Figures"]
 
@@ -52,7 +52,7 @@ class Figures:
         for owner in self.cluster.owners.values():
             if owner.spec.role is Role.ENCODER:
                 info = link.encoders.get(owner.name) if link.connected else None
-                board.update(owner.name, encoder=_quantised(info))
+                board.update(owner.name, encoder=info)
             elif owner.spec.role is Role.PD:
                 pds = list(link.pds.values()) if link.connected else []
                 board.update(owner.name, pd=pds[0] if pds else None)
@@ -96,8 +96,8 @@ class Figures:
         alarmed = any(a.key == key for a in self.cluster.board.alarms)
         if stuck is not None and info and owner.state in {State.READY, State.STALLED}:
             text = f"{info.inflight} in flight, none finished for {stuck:.0f} s"
-            owner.set_state(State.STALLED, text)
             self._alarm(key, owner.name, f"holds {info.inflight} items and finishes none")
+            owner.set_state(State.STALLED, text)
         elif alarmed and stuck is None:
             self.cluster.board.end_alarm(key)
             if owner.state is State.STALLED:
@@ -106,8 +106,8 @@ class Figures:
     def _pd_says(self, owner: Owner, info: PDInfo) -> None:
         key = f"stalled:{owner.name}"
         if info.state == "stalled" and owner.state in {State.READY, State.STALLED}:
-            owner.set_state(State.STALLED, info.reason or "requests in flight and not a byte")
             self._alarm(key, owner.name, info.reason or "holds requests and sends nothing")
+            owner.set_state(State.STALLED, info.reason or "requests in flight and not a byte")
         elif info.state == "ready" and any(a.key == key for a in self.cluster.board.alarms):
             self.cluster.board.end_alarm(key)
             if owner.state is State.STALLED:
@@ -118,10 +118,3 @@ class Figures:
             key=key, subject=subject, text=text, since=time.time(), severity="critical", help="restart"
         )
         self.cluster.board.raise_alarm(alarm)
-
-
-def _quantised(info: EncoderInfo | None) -> EncoderInfo | None:
-    """Without what moves by itself: a console counts seconds on its own."""
-    if info is None or info.inflight:
-        return info
-    return info

@@ -10,6 +10,8 @@ __all__ = ["judge"]
 
 Health = Literal["ok", "degraded", "unavailable", "stopped", "starting"]
 STARTING = {State.STARTING, State.LOADING, State.WAITING}
+SOON = {"probing", "joining", "starting"}
+"""What the proxy says of a process that it will send to in a moment."""
 NAMED = 3
 """Processes that the reason names."""
 
@@ -32,18 +34,17 @@ def judge(
         return "stopped", ""
     unwell = [n for n, s in states.items() if s is not State.READY and n in wanted]
     aside = {n: how for n, how in aside.items() if states.get(n) is State.READY and n in wanted}
-    vital = [n for n in ("pd", "proxy") if states.get(n) is not State.READY]
+    vital = [n for n in ("pd", "proxy") if states.get(n) is not State.READY or n in aside]
     some_encoder = any(states.get(n) is State.READY and n not in aside for n in encoders)
     if some_encoder and not vital and not unwell and not aside:
         return "ok", ""
     names = [*vital, *(n for n in unwell if n not in vital)]
-    said = [f"{n} {states[n].value}" for n in names if n in states] + [
-        f"{n} {how}" for n, how in aside.items()
-    ]
+    said = [f"{n} {states[n].value}" for n in names if n in states and n not in aside]
+    said += [f"{n} {how}" for n, how in aside.items()]
     reason = ", ".join(said[:NAMED]) or "no encoder is ready"
     if len(said) > NAMED:
         reason += f" and {len(said) - NAMED} more"
     if some_encoder and not vital:
         return "degraded", reason
-    starting = all(states[n] in STARTING for n in unwell) and all(how == "probing" for how in aside.values())
+    starting = all(states[n] in STARTING for n in unwell) and all(how in SOON for how in aside.values())
     return ("starting" if (unwell or aside) and starting else "unavailable"), reason
