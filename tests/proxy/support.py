@@ -404,13 +404,14 @@ class Cluster:
         return self.proxy.fds - sum(len(fake.connections) for fake in self.fakes)
 
     async def ready(self, within: float = 20.0) -> None:
-        """Wait until every encoder and every PD is in use."""
+        """Wait until every encoder and PD is in use; one that is ejected returns by a request's trial."""
 
         async def settled() -> bool:
             state = await self.proxy.state()
-            return all(e.state == "ready" for e in state.encoders) and all(
-                pd.state == "ready" for pd in state.pds
-            )
+            states = {e.state for e in state.encoders} | {pd.state for pd in state.pds}
+            if "ejected" in states and states <= {"ejected", "ready"}:
+                await asyncio.gather(*(self.proxy.chat(body_of(image("trial"))) for _ in self.encoders))
+            return states == {"ready"}
 
         await eventually(settled, "all upstreams ready", within)
 
@@ -429,9 +430,11 @@ class Cluster:
             fake.reset()
             if not fake.listening:
                 await fake.start()
+        await self.ready(5.0)
+        for fake in self.fakes:
+            fake.seen.clear()
         self.ledger.clear()
         self.lenient.clear()
-        await self.ready(5.0)
         self.log_at = len(self.proxy.log)
 
     async def check(self) -> None:
