@@ -160,10 +160,10 @@ class Encoder:
         self.failures = 0
         self.last_success = now
         self.seconds.append(seconds)
-        if self.ejected_until is not None:
+        self._ejections = 0
+        if self.ejected_until is not None or self.reason:
             self.ejected_until = None
-            self._ejections = 0
-            self.settle("")
+            self.settle(None if self.leaving else "")
 
     def failed(self, reason: str, now: float) -> bool:
         """An item failed by this encoder's fault; True when that ejected it."""
@@ -182,6 +182,18 @@ class Encoder:
         self.life += 1
         self.settle(reason)
         return was_in
+
+    def returned(self) -> None:
+        """A trial succeeded."""
+        self.failures = self._ejections = 0
+        self.ejected_until = None
+        self.settle("")
+
+    def half_open(self) -> None:
+        """Take it back on trial: the next failure ejects it again, for longer."""
+        self.ejected_until = None
+        self.failures = self._settings.eject_after - 1
+        self.settle("on trial")
 
     def trial_due(self, now: float) -> bool:
         """Whether one item should find out if it works again."""
@@ -343,9 +355,9 @@ class Group:
         if not self.members:
             return None
         policy = self._settings.policy
-        if policy in {"round_robin", "affinity"}:
+        if policy in {"round_robin", "affinity"} and not exclude:
             found = self._next(exclude)
-        else:
+        else:  # a second try goes where least is, and does not move the turn
             found = self._least(exclude, work=policy == "least_work")
         if found is None and not any(e.open and e.id not in exclude for e in self.members):
             found = self.due_for_trial(exclude)
@@ -373,6 +385,6 @@ class Group:
             load = e.work if work else float(e.taken)
             if (best is None or load < best_load) and e.has_room():
                 best, best_load, best_at = e, load, at
-        if best is not None:
+        if best is not None and not exclude:
             self._cursor = (best_at + 1) % len(members)
         return best

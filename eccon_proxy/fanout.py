@@ -20,6 +20,7 @@ from eccon_proxy.requestid import derived
 from eccon_proxy.settings import Settings
 from eccon_proxy.trace import Recorder, SpanRecord
 from eccon_proxy.upstream import UpstreamError
+from eccon_proxy.vitals import encoded
 from eccon_proxy.weights import Weights
 
 __all__ = ["Fanout", "Services"]
@@ -31,15 +32,10 @@ ROUNDS = 3
 """How often items that went void while siblings were encoded are encoded again."""
 
 
-class _Answer(msgspec.Struct):
-    choices: list[msgspec.Raw]
-
-
 class _Error(msgspec.Struct):
     error: dict[str, object] | str
 
 
-_answer = msgspec.json.Decoder(_Answer)
 _error = msgspec.json.Decoder(_Error)
 
 
@@ -95,7 +91,6 @@ class Fanout:
         self._tries = [0] * len(plan.items)
         self._generation = pd.generation
         self._tasks: list[asyncio.Task[None]] = []
-        self._shadows: set[asyncio.Task[None]] = set()
         self._stopped: Failure | None = None
         self.first_at = 0.0
         """Loop time at which the first item was encoded."""
@@ -131,8 +126,6 @@ class Fanout:
 
     def abandon(self) -> None:
         """Nobody will use what is staged."""
-        for task in tuple(self._shadows):
-            task.cancel()
         for s in self._staged:
             if s is not None:
                 self._pd.orphaned(s)
@@ -193,7 +186,6 @@ class Fanout:
                 encoder.work += weight
             stay = None
             tried.add(encoder.id)
-            self._try_ejected(item, position, tried)
             attempt = Attempt(asyncio.get_running_loop().time())
             encoder.inflight[attempt] = attempt.started
             try:
@@ -217,33 +209,6 @@ class Fanout:
                 group.release(encoder, weight)
                 encoder.touched()
         raise self._gave_up(item, last)
-
-    def _try_ejected(self, item: Item, position: int, tried: set[str]) -> None:
-        """Let an ejected encoder that is due for a trial encode this item as well, for nobody.
-
-        So the trial costs no client anything, even where the encoder takes items and never answers.
-        """
-        encoder = self._pd.group.due_for_trial(tried)
-        if encoder is not None:
-            encoder.trial = True
-            task = asyncio.get_running_loop().create_task(self._shadow(item, position, encoder))
-            self._shadows.add(task)
-            task.add_done_callback(self._shadows.discard)
-
-    async def _shadow(self, item: Item, position: int, encoder: Encoder) -> None:
-        attempt = Attempt(asyncio.get_running_loop().time())
-        encoder.taken += 1
-        encoder.inflight[attempt] = attempt.started
-        try:
-            self._pd.orphaned(await self._visit(item, position, encoder, attempt, fresh=True))
-        except (_EncodeError, Failure) as error:
-            # Only its own standing hangs on this; a client's fault shows in the real encode.
-            self._metrics.retries.add("trial", getattr(error, "cause", "client_error"))
-        finally:
-            encoder.trial = False
-            encoder.inflight.pop(attempt, None)
-            self._pd.group.release(encoder, 0.0)
-            encoder.touched()
 
     async def _slot(self, item: Item, tried: set[str], weight: float, last: _EncodeError | None) -> Encoder:
         try:
@@ -331,11 +296,7 @@ class Fanout:
             raise _EncodeError(cause, str(error), blame=cause != "stale") from None
         status = response.status
         if status == 200:
-            try:
-                whole = bool(_answer.decode(body or b"").choices)
-            except msgspec.DecodeError:
-                whole = False
-            if not whole:
+            if not encoded(body):
                 message = f"{encoder.id} answers 200 without choices"
                 raise _EncodeError("protocol", message, blame=True)
             span.close()

@@ -2,11 +2,13 @@
 
 import asyncio
 from collections.abc import Iterable
+from uuid import uuid4
 
 from eccon_proxy.encoders import Encoder
 from eccon_proxy.metrics import Metrics
 from eccon_proxy.settings import Settings
 from eccon_proxy.upstream import UpstreamError
+from eccon_proxy.vitals import encoded, first_model, trial_body
 
 __all__ = ["Prober"]
 
@@ -61,6 +63,8 @@ class Prober:
                     _evict(encoder, reason)
                     encoder.group.changed()
             self._look_for_hang(encoder)
+            if encoder.trial_due(loop.time()):
+                await self._trial(encoder)
             await asyncio.sleep(max(0.05, begun + self._settings.probe_interval - loop.time()))
 
     async def _ask(self, encoder: Encoder) -> str | None:
@@ -85,6 +89,39 @@ class Prober:
             return None if response.status < 500 else f"/health answers {response.status}"
         return f"/health: {error}"
 
+    async def _trial(self, encoder: Encoder) -> None:
+        """Let an ejected encoder encode a small image of ours: its return costs no client anything."""
+        loop = asyncio.get_running_loop()
+        limit = min(self._settings.encode_timeout, HANG_CEILING)
+        encoder.trial = True
+        try:
+            status, body = await self._encode_ours(encoder, limit)
+        except UpstreamError as error:
+            encoder.failed(f"a trial failed: {error}", loop.time())
+            return
+        finally:
+            encoder.trial = False
+        if 400 <= status < 500:
+            # It cannot be tried by us: a key we lack, say. A client's item tries it.
+            encoder.half_open()
+        elif status == 200 and encoded(body):
+            encoder.returned()
+        else:
+            encoder.failed(f"a trial was answered with {status}", loop.time())
+            return
+        encoder.group.changed()
+
+    async def _encode_ours(self, encoder: Encoder, limit: float) -> tuple[int, bytes | None]:
+        key = self._settings.upstream_api_key.encode()
+        headers = b"authorization: Bearer %b\r\n" % key if key else b""
+        status, body = await _whole(encoder, b"GET", b"/v1/models", headers, [], limit)
+        model = first_model(body or b"") if status == 200 else None
+        if model is None or "image_url" not in self._settings.encode_kinds:
+            return 400, None
+        headers += b"content-type: application/json\r\n"
+        request = trial_body(model, f"ec-trial-{uuid4().hex}")
+        return await _whole(encoder, b"POST", b"/v1/chat/completions", headers, [request], limit)
+
     def _look_for_hang(self, encoder: Encoder) -> None:
         """Eject an encoder whose probes pass but whose items do not come back, and send them elsewhere."""
         if not encoder.inflight or encoder.leaving:
@@ -103,6 +140,18 @@ class Prober:
             self._metrics.ejections.add(encoder.id)
         _evict(encoder, reason)
         encoder.group.changed()
+
+
+async def _whole(
+    encoder: Encoder, method: bytes, path: bytes, headers: bytes, body: list[bytes], limit: float
+) -> tuple[int, bytes | None]:
+    response = await encoder.upstream.request(
+        method, path, headers, body, timeout=limit, total=limit, fresh=True
+    )
+    try:
+        return response.status, await response.read_all(1024 * 1024)
+    finally:
+        response.close()
 
 
 def _evict(encoder: Encoder, reason: str) -> None:

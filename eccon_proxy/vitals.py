@@ -5,8 +5,13 @@ from typing import Any
 
 import msgspec
 
-__all__ = ["Vitals", "canary_body", "first_model", "read_vitals"]
+__all__ = ["Vitals", "canary_body", "encoded", "first_model", "read_vitals", "trial_body"]
 
+GREY = (
+    "data:image/png;base64,iVBORw0KGgoAAAANSUhEUgAAADgAAAA4CAAAAACN7WTCAAAAJElEQVR42u3LMQ0AAAwD"
+    "oEqv9FpYdsNP+hRRFEVRFEVRFMWbAclXIFtsqkldAAAAAElFTkSuQmCC"
+)
+"""56 × 56 pixels."""
 _EPOCH = re.compile(rb"^process_start_time_seconds(?:\{[^}]*\})?\s+([0-9.eE+-]+)", re.MULTILINE)
 _MOVING = re.compile(
     rb"^vllm:(?:prompt_tokens_total|generation_tokens_total|num_requests_running|num_requests_waiting"
@@ -49,6 +54,29 @@ def first_model(body: bytes) -> str | None:
     except msgspec.DecodeError:
         return None
     return models.data[0].id if models.data else None
+
+
+class _Answer(msgspec.Struct):
+    choices: list[msgspec.Raw]
+
+
+_answer = msgspec.json.Decoder(_Answer)
+
+
+def encoded(body: bytes | None) -> bool:
+    """Whether the body of a 200 says that something ran: JSON with choices."""
+    try:
+        return bool(_answer.decode(body or b"").choices)
+    except msgspec.DecodeError:
+        return False
+
+
+def trial_body(model: str, uuid: str) -> bytes:
+    """A request to encode a small grey image: what an ejected encoder is tried with."""
+    part = {"type": "image_url", "image_url": {"url": GREY}, "uuid": uuid}
+    return msgspec.json.encode(
+        {"model": model, "max_tokens": 1, "messages": [{"role": "user", "content": [part]}]}
+    )
 
 
 def canary_body(model: str) -> bytes:
