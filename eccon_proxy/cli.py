@@ -5,7 +5,6 @@ line is seen by everybody on the host.
 """
 
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,7 @@ import click
 import msgspec
 
 from eccon_proxy import __version__
-from eccon_proxy.settings import Settings, SettingsError, from_mapping, groups, masked, normal_url
+from eccon_proxy.settings import Settings, SettingsError, from_mapping, groups, lines, masked, normal_url
 
 __all__ = ["main", "settings_from"]
 
@@ -90,9 +89,9 @@ def command(
         values = _file(config)
         values |= {k: v for k, v in flags.items() if v is not None and v != ()}
         if api_key_file:
-            values["api_keys"] = [*values.get("api_keys", ()), *_lines(api_key_file)]
+            values["api_keys"] = [*values.get("api_keys", ()), *lines(api_key_file)]
         if upstream_api_key_file:
-            values["upstream_api_key"] = "".join(_lines(upstream_api_key_file)[:1])
+            values["upstream_api_key"] = "".join(lines(upstream_api_key_file)[:1])
         settings = settings_from(values)
         if check:
             for group in groups(settings):
@@ -119,7 +118,7 @@ def settings_from(values: dict[str, Any]) -> Settings:
     found["api_keys"] = [k.strip() for key in found.get("api_keys", ()) for k in key.split(",") if k.strip()]
     if found.get("encoders_file"):
         found["encode_servers_urls"] = [
-            *found.get("encode_servers_urls", ()), *_lines(found["encoders_file"]),
+            *found.get("encode_servers_urls", ()), *lines(found["encoders_file"]),
         ]  # fmt: skip
     for name in _URLS:
         found[name] = [normal_url(u) for u in found.get(name, ())]
@@ -146,14 +145,6 @@ def _file(path: str | None) -> dict[str, Any]:
 def _key(name: str) -> str:
     name = name.replace("-", "_")
     return {"group": "groups", "api_key": "api_keys"}.get(name, name)
-
-
-def _lines(path: str) -> Sequence[str]:
-    try:
-        text = Path(path).read_text("utf-8-sig")
-    except (OSError, UnicodeDecodeError) as error:
-        raise SettingsError(f"{path}: {error}") from None
-    return [s for line in text.splitlines() if (s := line.partition("#")[0].strip())]
 
 
 def main() -> None:

@@ -19,7 +19,7 @@ from eccon_proxy.metrics import Labels, Metrics
 from eccon_proxy.pd import PD
 from eccon_proxy.probes import Prober
 from eccon_proxy.schema import ProxyState
-from eccon_proxy.settings import Settings, groups
+from eccon_proxy.settings import Settings, groups, lines, normal_url
 from eccon_proxy.trace import Recorder, Traces
 from eccon_proxy.weights import Weights
 
@@ -51,6 +51,11 @@ class Core:
         self.requests = 0
         self.pds: list[PD] = []
         self.encoders: dict[str, Encoder] = {}
+        self.from_file: set[str] = set()
+        """URLs of encoders that `--encoders-file` named last."""
+        if settings.encoders_file:
+            self.from_file = {normal_url(line) for line in lines(settings.encoders_file)}
+        self.from_flags = frozenset(settings.encode_servers_urls) - self.from_file
         self._turn = 0
         self._tasks: list[asyncio.Task[None]] = []
         self._dirty: set[Encoder] = set()

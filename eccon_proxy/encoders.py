@@ -6,6 +6,7 @@ counts encodes that fail, whatever its `/health` says. What an encoder holds for
 """
 
 import asyncio
+import hashlib
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
@@ -20,7 +21,10 @@ __all__ = ["ORPHAN_SECONDS", "Encoder", "Group", "Staged", "Visit"]
 ORPHAN_SECONDS = 60.0
 """The connector drops what nobody fetched after this long."""
 MAX_BACKOFF = 4
+AFFINITY_BOUND = 1.25
+"""An encoder takes content that is its own up to so many times the mean load."""
 SAMPLES = 256
+ENOUGH = 20
 
 
 class Visit(Protocol):
@@ -216,6 +220,13 @@ class Encoder:
         """The PD has taken an item."""
         self.staged.pop(staged.uuid, None)
 
+    def p95(self) -> float | None:
+        """Seconds that the slowest twentieth of its items take; None before there are enough."""
+        if len(self.seconds) < ENOUGH:
+            return None
+        times = sorted(self.seconds)
+        return times[len(times) * 95 // 100]
+
     def info(self) -> EncoderInfo:
         """What the admin API says of it."""
         times = sorted(self.seconds)
@@ -237,10 +248,11 @@ class Encoder:
 
 
 class _Waiter:
-    __slots__ = ("exclude", "future", "weight")
+    __slots__ = ("exclude", "future", "key", "weight")
 
-    def __init__(self, exclude: set[str], weight: float) -> None:
+    def __init__(self, exclude: set[str], weight: float, key: bytes) -> None:
         self.exclude = exclude
+        self.key = key
         self.weight = weight
         self.future: asyncio.Future[Encoder | None] = asyncio.get_running_loop().create_future()
 
@@ -286,21 +298,24 @@ class Group:
             if e.id not in exclude
         )
 
-    async def acquire(self, exclude: set[str], weight: float, wait: float) -> Encoder | None:
+    async def acquire(
+        self, exclude: set[str], weight: float, wait: float, key: bytes = b""
+    ) -> Encoder | None:
         """Take a slot at an encoder, waiting at most `wait` seconds; None when there is none to wait for.
+
+        `key` names the content, for the policy that sends the same content to the same encoder.
 
         Raises `asyncio.TimeoutError` when all stayed full. `release` gives the slot back.
         """
-        encoder = None if self._waiting else self._choose(exclude)
+        encoder = None if self._waiting else self._choose(exclude, key)
         if encoder is None:
-            encoder = await self._wait(exclude, weight, wait)
+            encoder = await self._wait(exclude, weight, wait, key)
         else:
-            encoder.taken += 1
-            encoder.work += weight
+            self.take(encoder, weight)
         return encoder
 
-    async def _wait(self, exclude: set[str], weight: float, wait: float) -> Encoder | None:
-        waiter = _Waiter(exclude, weight)
+    async def _wait(self, exclude: set[str], weight: float, wait: float, key: bytes) -> Encoder | None:
+        waiter = _Waiter(exclude, weight, key)
         self._waiting.append(waiter)
         timer = asyncio.get_running_loop().call_later(wait, self._late, waiter)
         self.changed()
@@ -333,10 +348,9 @@ class Group:
     def changed(self) -> None:
         """Serve those who wait, in order, after anything that may have made room or taken hope."""
         for waiter in tuple(self._waiting):
-            encoder = self._choose(waiter.exclude)
+            encoder = self._choose(waiter.exclude, waiter.key)
             if encoder is not None:
-                encoder.taken += 1
-                encoder.work += waiter.weight
+                self.take(encoder, waiter.weight)
             elif self.possible(waiter.exclude):
                 continue
             self._waiting.remove(waiter)
@@ -351,11 +365,25 @@ class Group:
                 return e
         return None
 
-    def _choose(self, exclude: set[str]) -> Encoder | None:
+    def take(self, encoder: Encoder, weight: float) -> None:
+        """Take a slot at this very encoder."""
+        encoder.taken += 1
+        encoder.work += weight
+
+    def idle(self, exclude: set[str]) -> Encoder | None:
+        """An open member with nothing to do."""
+        for e in self.members:
+            if e.open and not e.taken and e.id not in exclude and e.has_room():
+                return e
+        return None
+
+    def _choose(self, exclude: set[str], key: bytes) -> Encoder | None:
         if not self.members:
             return None
         policy = self._settings.policy
-        if policy in {"round_robin", "affinity"} and not exclude:
+        if policy == "affinity" and key:
+            found = self._nearest(exclude, key)
+        elif policy in {"round_robin", "affinity"} and not exclude:
             found = self._next(exclude)
         else:  # a second try goes where least is, and does not move the turn
             found = self._least(exclude, work=policy == "least_work")
@@ -371,6 +399,18 @@ class Group:
                 self._cursor = (self._cursor + i + 1) % len(members)
                 return e
         return None
+
+    def _nearest(self, exclude: set[str], key: bytes) -> Encoder | None:
+        """Rendezvous hashing with a load bound: the first in the content's own order that is not overrun."""
+        members = [e for e in self.members if e.open and e.id not in exclude]
+        bound = AFFINITY_BOUND * (1 + sum(e.taken for e in members)) / max(1, len(members))
+        best: Encoder | None = None
+        best_rank = b""
+        for e in members:
+            rank = hashlib.blake2b(e.id.encode(), digest_size=8, key=key[:64]).digest()
+            if (best is None or rank > best_rank) and e.taken <= bound and e.has_room():
+                best, best_rank = e, rank
+        return best
 
     def _least(self, exclude: set[str], *, work: bool) -> Encoder | None:
         members = self.members

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import msgspec
 
 from eccon_proxy.encoders import Encoder, Staged
-from eccon_proxy.errors import Failure, busy, down, upstream
+from eccon_proxy.errors import Failure, bad_request, busy, down, upstream
 from eccon_proxy.identity import Identity
 from eccon_proxy.metrics import Metrics
 from eccon_proxy.pd import PD
@@ -182,14 +182,15 @@ class Fanout:
             weight = self._weights[position]
             encoder = stay if stay is not None else await self._slot(item, tried, weight, last)
             if stay is not None:
-                encoder.taken += 1
-                encoder.work += weight
+                group.take(encoder, weight)
             stay = None
             tried.add(encoder.id)
             attempt = Attempt(asyncio.get_running_loop().time())
             encoder.inflight[attempt] = attempt.started
             try:
-                self._staged[position] = await self._visit(item, position, encoder, attempt, fresh=fresh)
+                self._staged[position] = await self._hedged(
+                    item, position, encoder, attempt, tried, fresh=fresh
+                )
                 return
             except _EncodeError as error:
                 last = error
@@ -211,8 +212,14 @@ class Fanout:
         raise self._gave_up(item, last)
 
     async def _slot(self, item: Item, tried: set[str], weight: float, last: _EncodeError | None) -> Encoder:
+        group = self._pd.group
+        if not item.payload:
+            return self._who_saw(item, tried, weight)
+        key = b""
+        if self._settings.policy == "affinity":
+            key = self._identity.make(self._plan, item) or b""
         try:
-            encoder = await self._pd.group.acquire(tried, weight, self._settings.encode_wait)
+            encoder = await group.acquire(tried, weight, self._settings.encode_wait, key)
         except asyncio.TimeoutError:
             raise busy(f"{item.where}: no encoder was free in time", retry_after=5.0) from None
         if encoder is None:
@@ -220,6 +227,73 @@ class Fanout:
                 raise down("No encoder is ready", code="encoders_down")
             raise self._gave_up(item, last)
         return encoder
+
+    def _who_saw(self, item: Item, tried: set[str], weight: float) -> Encoder:
+        """The one encoder that can know an item without data."""
+        wanted = self._identity.who_saw(item.client_uuid or "")
+        for encoder in self._pd.group:
+            if encoder.id == wanted and encoder.open and encoder.id not in tried:
+                self._pd.group.take(encoder, weight)
+                return encoder
+        raise bad_request(
+            f"{item.where}: no encoder knows this uuid; send the data with it", param=f"{item.where}.uuid"
+        )
+
+    async def _hedged(
+        self,
+        item: Item,
+        position: int,
+        encoder: Encoder,
+        attempt: Attempt,
+        tried: set[str],
+        *,
+        fresh: bool,
+    ) -> Staged:
+        """One visit, and a second at an idle encoder when the first takes unusually long; the first wins."""
+        factor = self._settings.hedge
+        usual = encoder.p95() if factor and item.payload else None
+        if usual is None:
+            return await self._visit(item, position, encoder, attempt, fresh=fresh)
+        loop = asyncio.get_running_loop()
+        visits = {loop.create_task(self._visit(item, position, encoder, attempt, fresh=fresh))}
+        other: Encoder | None = None
+        try:
+            done, _ = await asyncio.wait(visits, timeout=usual * factor)
+            if not done:
+                other = self._pd.group.idle({*tried, encoder.id})
+                if other is not None:
+                    self._pd.group.take(other, 1.0)
+                    self._metrics.retries.add("encoder", "hedge")
+                    other.inflight[second := Attempt(loop.time())] = loop.time()
+                    visits.add(loop.create_task(self._visit(item, position, other, second, fresh=False)))
+            return await self._first_of(visits)
+        finally:
+            for task in visits:
+                task.cancel()
+            await asyncio.gather(*visits, return_exceptions=True)
+            if other is not None:
+                other.inflight.pop(second, None)
+                self._pd.group.release(other, 1.0)
+
+    async def _first_of(self, visits: "set[asyncio.Task[Staged]]") -> Staged:
+        """The first success; what else succeeds is an orphan. Raises when all failed."""
+        pending = set(visits)
+        while True:
+            done, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
+            good = [t.result() for t in done if not t.cancelled() and t.exception() is None]
+            if good:
+                for staged in good[1:]:
+                    self._pd.orphaned(staged)
+                for task in pending:
+                    task.add_done_callback(self._late)
+                return good[0]
+            bad = [e for t in done if not t.cancelled() and (e := t.exception()) is not None]
+            if not pending or any(isinstance(e, Failure) for e in bad):
+                raise bad[0]
+
+    def _late(self, task: "asyncio.Task[Staged]") -> None:
+        if not task.cancelled() and task.exception() is None:
+            self._pd.orphaned(task.result())
 
     def _gave_up(self, item: Item, last: _EncodeError | None) -> Failure:
         message = f"{item.where}: not encoded; the last encoder: {last}"

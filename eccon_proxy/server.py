@@ -16,6 +16,7 @@ from eccon_proxy.drain import Drains
 from eccon_proxy.errors import Failure
 from eccon_proxy.listener import Listener, admin_socket, public_socket
 from eccon_proxy.log import configure, logger
+from eccon_proxy.reload import reload
 from eccon_proxy.settings import Settings
 
 __all__ = ["run"]
@@ -73,6 +74,7 @@ async def _serve(settings: Settings, public: socket.socket, admin: socket.socket
         loop.add_signal_handler(number, on_signal)
     core = Core(settings, public.getsockname())
     drains = Drains(core)
+    loop.add_signal_handler(signal.SIGHUP, reload, core, drains)
     await core.start()
     outside = Listener(public_app(core), public, settings, tls=True)
     inside = Listener(admin_app(core, drains), admin, settings)

@@ -9,7 +9,17 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-__all__ = ["KINDS", "SECRET_FIELDS", "Group", "Settings", "SettingsError", "groups", "masked", "normal_url"]
+__all__ = [
+    "KINDS",
+    "SECRET_FIELDS",
+    "Group",
+    "Settings",
+    "SettingsError",
+    "groups",
+    "lines",
+    "masked",
+    "normal_url",
+]
 
 Kind = Literal[
     "image_url", "input_image", "image_embeds", "audio_url", "input_audio", "audio_embeds",
@@ -227,6 +237,15 @@ def from_mapping(values: Mapping[str, object]) -> Settings:
         return msgspec.convert(values, Settings, strict=False)
     except msgspec.ValidationError as error:
         raise SettingsError(str(error)) from None
+
+
+def lines(path: str) -> list[str]:
+    """The lines of a small file, without comments and blanks."""
+    try:
+        text = Path(path).read_text("utf-8-sig")
+    except (OSError, UnicodeDecodeError) as error:
+        raise SettingsError(f"{path}: {error}") from None
+    return [s for line in text.splitlines() if (s := line.partition("#")[0].strip())]
 
 
 def _unique(name: str, urls: Iterable[str]) -> None:
