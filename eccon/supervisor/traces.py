@@ -76,13 +76,15 @@ class Traces:
         encode = next((s for s in trace.spans if s.kind == "encode" and s.uuid == d.mm_hash), None)
         if encode is None:
             return
+        # The encoder writes its line after it has sent: the PD may have written its own before.
+        pushed = min(d.pushed, d.received)
         common = {
             "item": encode.item,
             "attempt": encode.attempt,
             "encoder": encode.encoder,
             "uuid": d.mm_hash,
         }
-        points = [round(t - trace.started_at, 6) for t in (d.pushed, d.received, d.initiated, d.complete)]
+        points = [round(t - trace.started_at, 6) for t in (pushed, d.received, d.initiated, d.complete)]
         self._added.setdefault(trace.id, []).extend(
             (
                 Span(kind="push", start=points[0], end=points[1], **common),  # type: ignore[arg-type]

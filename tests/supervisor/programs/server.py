@@ -84,6 +84,12 @@ def serve(port: int, model: str, child: "subprocess.Popen[bytes]") -> None:
 
     if signal.getsignal(signal.SIGTERM) is not signal.SIG_IGN:
         signal.signal(signal.SIGTERM, leave)
+
+    def follow() -> None:
+        child.wait()
+        server.shutdown()
+
+    threading.Thread(target=follow, daemon=True).start()
     print("Application startup complete.", flush=True)
     server.serve_forever(poll_interval=0.05)
     child.wait()
