@@ -5,7 +5,7 @@ from typing import Generic, TypeVar
 
 import msgspec
 
-from eccon.console.draw.text import Line, Part, fit
+from eccon.console.draw.text import Line, Part, clean, fit
 
 __all__ = ["Column", "choose", "heading", "row"]
 
@@ -54,5 +54,5 @@ def row(columns: Sequence[Column[T]], item: T) -> Line:
         if i:
             line.append((" ", "text"))
         text, tone = column.cell(item)
-        line.append((fit(text, column.width, column.right), tone))
+        line.append((fit(clean(text), column.width, column.right), tone))
     return line

@@ -34,7 +34,7 @@ def _figures(state: ClusterState) -> list[str]:
 
 def _spread(left: Line, right: Line, width: int) -> Line:
     room = width - line_width(right) - 1
-    return [*fit_line(left, max(room, 0), "top"), (" ", "top"), *right]
+    return fit_line([*fit_line(left, max(room, 0), "top"), (" ", "top"), *right], width, "top")
 
 
 def header(state: ClusterState, width: int, now: float, lost: str = "", flag: str = "") -> Line:

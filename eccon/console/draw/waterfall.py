@@ -30,6 +30,8 @@ class WaterRow(msgspec.Struct, frozen=True):
     note: str
     tone: str = "text"
     uuid: str = ""
+    short: str = ""
+    """The note for a narrow terminal."""
 
 
 def _took(span: Span) -> str:
@@ -53,10 +55,13 @@ def _item_row(encode: Span, moves: dict[str, Span], first: bool) -> WaterRow:
         )
     note = "encoding" if encode.end is None else f"encode {_took(encode)}"
     push, wait, pull = (moves.get(kind) for kind in ("push", "wait", "pull"))
+    short = "" if encode.end is None else _took(encode)
+    if push is not None and pull is not None and push.end is not None and pull.end is not None:
+        short += f" +{figures.ms((push.end - push.start + pull.end - pull.start) * 1000)} ms"
     if push is not None or pull is not None:
         note += f"  push {_milliseconds(push)}  wait {_milliseconds(wait)}  pull {_milliseconds(pull)}"
     spans = (encode, *(s for s in (push, wait, pull) if s is not None))
-    return WaterRow(label, who, spans, note, "text", encode.uuid)
+    return WaterRow(label, who, spans, note, "text", encode.uuid, short)
 
 
 def rows(trace: Trace) -> list[WaterRow]:
@@ -177,18 +182,20 @@ def span_lines(trace: Trace, width: int, now: float) -> list[tuple[str, Line]]:
     narrow = width < 70
     who = 0 if narrow else min(max((len(r.who) for r in all_rows), default=0), 14)
     label = min(max((len(r.label) for r in all_rows), default=5), 10) + (who + 2 if who else 1) + 1
-    longest = max((len(r.note) for r in all_rows), default=0)
-    note = min(longest, max(width - label - 24, 0), width // 2) if width >= 40 else 0
+    tight = width < 110
+    notes = [(r.short or r.note) if tight else r.note for r in all_rows]
+    longest = max((len(text) for text in notes), default=0)
+    note = min(longest, max(width - label - 24, 0), width // 3) if width >= 40 else 0
     cells = max(width - label - (note + 2 if note else 0), 8)
     extent = _extent(trace, now)
     out: list[tuple[str, Line]] = [("", fit_line(_axis(extent, label, cells), width))]
-    for row in all_rows:
+    for row, text in zip(all_rows, notes, strict=True):
         left = fit(row.label, label - (who + 2 if who else 1) - 1)
         line: Line = [(left + " ", "text")]
         if who:
             line.append((fit(row.who, who) + "  ", "error" if row.tone == "error" else "dim"))
         line += [(" " * (label - line_width(line)), "text"), *_bars(row, extent, cells)]
         if note:
-            line += [("  ", "text"), (fit(row.note, note), row.tone if row.tone == "error" else "dim")]
+            line += [("  ", "text"), (fit(text, note), row.tone if row.tone == "error" else "dim")]
         out.append((row.uuid or row.label, fit_line(line, width)))
     return out

@@ -18,7 +18,7 @@ from eccon.console.widgets.rows import Rows
 if TYPE_CHECKING:
     from eccon.console.app import ConsoleApp
 
-__all__ = ["AskLine", "Choice", "Help", "Leave", "LineInput"]
+__all__ = ["AskLine", "Choice", "Help", "Jump", "Leave", "LineInput"]
 
 R = TypeVar("R")
 
@@ -122,6 +122,9 @@ class Leave(Choice[Literal["", "leave", "stop"]]):
 class LineInput(Input):
     """One line of text; what is pasted is one line too, without the line end."""
 
+    def on_mount(self) -> None:
+        self.cursor_blink = False  # an idle console writes nothing
+
     def _on_paste(self, event: Paste) -> None:
         text = " ".join(part for part in event.text.splitlines() if part.strip())
         self.insert_text_at_cursor(clean(text))
@@ -168,6 +171,19 @@ class AskLine(ModalScreen[str | None]):
         self.dismiss(None)
 
 
+class Jump(ModalScreen[str]):
+    """Waits for one of the letters that the panes below wear; "" for any other key."""
+
+    def __init__(self, letters: str) -> None:
+        super().__init__(classes="bar")
+        self.letters = letters
+
+    def on_key(self, event: Key) -> None:
+        event.stop()
+        character = event.character or ""
+        self.dismiss(character if character and character in self.letters else "")
+
+
 class Help(ModalScreen[None]):
     """The keys of the screen at hand, from the table of actions."""
 
@@ -201,24 +217,22 @@ class Help(ModalScreen[None]):
         for action in actions.in_scope(self.scope):
             line: Line = [
                 (f" {actions.key_label(action, keymap):>6}  ", "key"),
-                (fit(action.title, 20), "text"),
+                (fit(action.title, 22), "text"),
                 (action.tooltip, "dim"),
             ]
             out.append(line)
             if action.command and width >= 60:
-                out.append(
-                    [(" " * 29, "text"), (action.command, "frame" if app.palette.theme.ansi else "accent")]
-                )
+                out.append([(" " * 31, "text"), (action.command, "accent")])
         out += [
             [],
             [
                 ("   move  ", "key"),
-                (fit("↑ ↓ j k pgup pgdn", 20), "text"),
+                (fit("↑ ↓ j k pgup pgdn", 22), "text"),
                 ("g first, G last, tab the next pane", "dim"),
             ],
             [
                 ("     ^c  ", "key"),
-                (fit("copy or leave", 20), "text"),
+                (fit("copy or leave", 22), "text"),
                 ("copies what the mouse marked; twice: leave", "dim"),
             ],
             [],

@@ -1,7 +1,6 @@
 """The default screen: the whole cluster at a glance."""
 
 import time
-from collections.abc import Iterable
 from typing import ClassVar
 
 from textual.app import ComposeResult
@@ -13,6 +12,7 @@ from eccon.console import actions
 from eccon.console.draw import events, figures, flow, processes, traces
 from eccon.console.draw.text import Line, clean, fit_line
 from eccon.console.screens.base import ConsoleScreen, bindings
+from eccon.console.screens.dialogs import Jump
 from eccon.console.widgets.lines import Lines
 from eccon.console.widgets.rows import Rows
 from eccon.model import Process
@@ -35,6 +35,7 @@ class Overview(ConsoleScreen):
         self.words = ""
         self._names: tuple[str, ...] = ()
         self._titles: dict[str, str] = {}
+        self._letters: dict[str, str] = {}
 
     def body(self) -> ComposeResult:
         with Vertical(id="p-processes", classes="panel"):
@@ -115,6 +116,8 @@ class Overview(ConsoleScreen):
             recent.show([events.event(e, recent.size.width) for e in newest])
 
     def _title(self, name: str, title: str) -> None:
+        if letter := self._letters.get(name):
+            title = f"({letter}) {title}"
         if self._titles.get(name) != title:
             self._titles[name] = title
             self.query_one(f"#p-{name}").border_title = Content(clean(title))
@@ -194,9 +197,28 @@ class Overview(ConsoleScreen):
 
         self.console_app.ask_line("Filter processes", self.words, done)
 
-    def panes(self) -> Iterable[tuple[str, str]]:
-        """Panes that jump mode offers, as (id, what it is)."""
-        return (("processes", "Processes"), ("traces", "Traces"))
+    def act_jump(self) -> None:
+        """Paints a letter on each pane; the one pressed gets the focus."""
+        panes = [name for name in ("processes", "traces", "events") if self.query_one(f"#{name}").size.height]
+        self._letters = dict(zip(panes, "abc", strict=False))
+        letters = {letter: name for name, letter in self._letters.items()}
+
+        def name_them() -> None:
+            for name in panes:
+                self._title(name, name.title())
+            self.draw()
+
+        def pressed(letter: str | None) -> None:
+            self._letters = {}
+            name_them()
+            wanted = letters.get(letter or "", "")
+            if wanted == "events":
+                self.console_app.act("events")
+            elif wanted:
+                self.query_one(f"#{wanted}").focus()
+
+        name_them()
+        self.console_app.push_screen(Jump("".join(letters)), pressed)
 
 
 def detail_line(process: Process, now: float) -> Line:

@@ -1,0 +1,139 @@
+"""Nothing of the table of actions is missing anywhere: keys, handlers, footer, palette, help, commands."""
+
+from pathlib import Path
+
+import pytest
+from textual.app import App
+
+from eccon.console import actions, keymap
+from eccon.console.app import ConsoleApp
+from eccon.console.screens.base import ConsoleScreen
+from eccon.console.screens.detail import Detail
+from eccon.console.screens.dialogs import Help
+from eccon.console.screens.events import Events
+from eccon.console.screens.logs import Logs
+from eccon.console.screens.overview import Overview
+from eccon.console.screens.trace import TraceScreen
+from eccon.console.screens.traces import Traces
+from eccon.console.widgets.rows import Rows
+from tests.console import states
+
+SCREENS: dict[str, type[ConsoleScreen]] = {
+    s.SCOPE: s for s in (Overview, Detail, Traces, TraceScreen, Logs, Events)
+}
+PAIRS = [(scope, a) for scope in actions.SCOPES for a in actions.in_scope(scope)]
+
+
+def test_every_scope_is_a_screen() -> None:
+    assert set(SCREENS) == set(actions.SCOPES)
+
+
+@pytest.mark.parametrize(("scope", "action"), PAIRS, ids=lambda v: getattr(v, "name", v))
+def test_every_action_has_a_key_and_a_handler_on_each_of_its_screens(
+    scope: str, action: actions.Action
+) -> None:
+    screen = SCREENS[scope]
+    assert hasattr(screen, f"act_{action.name}") or hasattr(ConsoleApp, f"act_{action.name}")
+    ids = {getattr(b, "id", None) for b in screen.BINDINGS}
+    assert action.name in ids
+    assert action.tooltip
+    assert action.title
+
+
+def test_every_handler_is_in_the_table() -> None:
+    names = {a.name for a in actions.ACTIONS}
+    for owner in (ConsoleApp, *SCREENS.values()):
+        handlers = {n[4:] for n in dir(owner) if n.startswith("act_")}
+        assert handlers <= names, owner
+
+
+def test_keys_do_not_clash_with_each_other_or_with_textual() -> None:
+    assert keymap.clashes({}) == []
+    taken = {
+        "ctrl+c",
+        "ctrl+q",
+        "tab",
+        "shift+tab",
+        "up",
+        "down",
+        "pageup",
+        "pagedown",
+        "home",
+        "end",
+        "g",
+        "G",
+        "j",
+    }
+    keys = {k for a in actions.ACTIONS for k in a.keys.split(",")}
+    assert not keys & taken
+
+
+def test_what_changes_the_cluster_has_a_command() -> None:
+    assert all(a.command for a in actions.ACTIONS if a.mutates)
+    assert all(a.mutates for a in actions.ACTIONS if a.ask)
+
+
+def test_the_footer_names_actions_of_its_screen_and_how_to_leave() -> None:
+    for scope in actions.SCOPES:
+        named = list(actions.footer(scope))
+        assert all(scope in a.scope for a in named)
+        assert "quit" in {a.name for a in named}
+
+
+async def test_help_and_palette_name_every_action(tmp_path: Path) -> None:
+    app = ConsoleApp(tmp_path / "none")
+    app.state = states.busy()
+    async with app.run_test(size=(120, 50)) as pilot:
+        for scope in ("overview", "traces"):
+            if scope == "traces":
+                app.act("traces")
+                await pilot.pause()
+            app.act("help")
+            await pilot.pause()
+            screen = app.screen
+            assert isinstance(screen, Help)
+            assert screen.scope == scope
+            text = "\n".join("".join(t for t, _ in line) for _, line in screen.query_one("#keys", Rows)._rows)
+            for action in actions.in_scope(scope):
+                assert action.tooltip in text
+                assert f" {action.title} " in text
+            await pilot.press("escape")
+            await pilot.pause()
+            titles = {c.title.lower() for c in app.get_system_commands(app.screen)}
+            assert titles == {a.title.lower() for a in actions.in_scope(scope)}
+
+
+def test_the_users_keys_replace_ours_and_clashes_are_said(tmp_path: Path) -> None:
+    path = tmp_path / "console.toml"
+    path.write_text('theme = "ansi"\n[keys]\nrestart = "f2"\nstop = "p"\nnothing = "x"\n')
+    settings, problems = keymap.load(path)
+    assert settings.keys == {"restart": "f2", "stop": "p"}
+    assert actions.key_label(actions.by_name("restart"), settings.keys) == "f2"
+    assert any("nothing" in p for p in problems)
+    assert any("key p stands for prompt and stop" in p for p in problems)
+
+
+@pytest.mark.parametrize("text", ["[keys", "colour = 1", "[keys]\nrestart = 3"])
+def test_a_broken_settings_file_is_said_and_not_fatal(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "console.toml"
+    path.write_text(text)
+    settings, problems = keymap.load(path)
+    assert settings == keymap.Settings()
+    assert len(problems) == 1
+    assert str(path) in problems[0]
+
+
+async def test_a_users_key_works(tmp_path: Path, own_home: Path) -> None:
+    config = own_home / "config" / "eccon"
+    config.mkdir(parents=True)
+    (config / "console.toml").write_text('[keys]\ntraces = "f7"\n')
+    app = ConsoleApp(tmp_path / "none")
+    app.state = states.busy()
+    async with app.run_test(size=(100, 30)) as pilot:
+        await pilot.press("t")
+        await pilot.pause()
+        assert isinstance(app.screen, Overview)
+        await pilot.press("f7")
+        await pilot.pause()
+        assert isinstance(app.screen, Traces)
+    assert isinstance(app, App)
