@@ -71,9 +71,12 @@ class Client:
                 elif line.startswith(b"data: "):
                     yield (snapshot if event == b"snapshot" else change).decode(line[6:])
 
-    async def up(self) -> None:
-        """Everything is to run. ControlError with status 409: a port is taken, nothing was started."""
-        await self._command("POST", "/v1/up")
+    async def up(self, *, partial: bool = False) -> None:
+        """Everything is to run. ControlError with status 409: a port is taken, nothing was started.
+
+        With `partial` such a process is blocked, and the others start.
+        """
+        await self._command("POST", "/v1/up" + ("?partial=true" if partial else ""))
 
     async def down(self) -> None:
         """Everything is to stop; the daemon stays."""
@@ -107,9 +110,23 @@ class Client:
         """An encoder is to leave the cluster."""
         await self._command("DELETE", f"/v1/encoders/{quote(name, safe='')}", force)
 
-    async def logs(self, name: str, lines: int = 200, *, follow: bool = False) -> AsyncIterator[str]:
-        """The last lines of a process's log, without their ends; with `follow` also what comes."""
+    async def roll(self) -> None:
+        """All encoders are to be restarted, each when the one before serves again."""
+        await self._command("POST", "/v1/encoders/restart")
+
+    async def scale(self, count: int) -> None:
+        """There are to be `count` encoders."""
+        await self._command("POST", f"/v1/encoders/scale?count={count}")
+
+    async def logs(
+        self, name: str, lines: int = 200, *, follow: bool = False, grep: str = ""
+    ) -> AsyncIterator[str]:
+        """The last lines of a process's log, without their ends; with `follow` also what comes.
+
+        With `grep`, only lines that contain it, in upper or lower case.
+        """
         query = {"lines": str(lines)} | ({"follow": "true"} if follow else {})
+        query |= {"grep": grep} if grep else {}
         async with _Call(self.socket_path, "GET", f"/v1/logs/{quote(name, safe='')}", query) as call:
             await call.expect_success()
             async for line in call.lines(None if follow else ANSWER_S):

@@ -20,11 +20,12 @@ from litestar.response import Stream
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from eccon import __version__
-from eccon.model import ClusterState
+from eccon.model import ClusterState, Trace
 from eccon.supervisor import logs
 from eccon.supervisor.cluster import Cluster, RefusedError
 from eccon.supervisor.owner import Owner
 from eccon.supervisor.relay import prompt
+from eccon.supervisor.shape import Shape
 
 __all__ = ["API_VERSION", "Consoles", "PeerChecked", "build"]
 
@@ -49,6 +50,12 @@ class Accepted(msgspec.Struct, frozen=True):
     state: str
     settled: bool
     """Whether the end state is reached."""
+
+
+class Traces(msgspec.Struct, frozen=True):
+    """Requests, newest first."""
+
+    traces: tuple[Trace, ...]
 
 
 class Consoles:
@@ -85,6 +92,7 @@ def may_connect(uid: int) -> bool:
 def build(cluster: Cluster, consoles: Consoles, shut_down: Callable[[], None]) -> Litestar:
     """The application. `shut_down` begins the daemon's end, once everything is stopped."""
     board = cluster.board
+    shape = Shape(cluster)
 
     async def settle(owner: Owner, wait: float) -> Accepted:
         def done() -> bool:
@@ -107,8 +115,10 @@ def build(cluster: Cluster, consoles: Consoles, shut_down: Callable[[], None]) -
         return Stream(_events(cluster, consoles, after, console), media_type="text/event-stream")
 
     @post("/v1/up", status_code=200)
-    async def up(wait: Wait = 0) -> Accepted:
-        await cluster.up()
+    async def up(partial: bool = False, wait: Wait = 0) -> Accepted:
+        if not any(o.life for o in cluster.owners.values()):
+            shape.reload()
+        await cluster.up(partial=partial)
         settled = await cluster.until(lambda: all(o.settled for o in cluster.owners.values()), wait)
         return Accepted("cluster", board.cluster.health, settled)
 
@@ -125,7 +135,7 @@ def build(cluster: Cluster, consoles: Consoles, shut_down: Callable[[], None]) -
 
     @post("/v1/reload", status_code=200, sync_to_thread=False)
     def reload() -> Accepted:
-        cluster.reload()
+        shape.reload()
         return Accepted("cluster", board.cluster.health, settled=True)
 
     @post("/v1/processes/{name:str}/start", status_code=200)
@@ -142,42 +152,60 @@ def build(cluster: Cluster, consoles: Consoles, shut_down: Callable[[], None]) -
 
     @post("/v1/encoders", status_code=201)
     async def add(wait: Wait = 0) -> Accepted:
-        return await settle(await cluster.add(), wait)
+        return await settle(await shape.add(), wait)
+
+    @post("/v1/encoders/restart", status_code=200)
+    async def roll(wait: Wait = 0) -> Accepted:
+        task = shape.roll()
+        await asyncio.wait({task}, timeout=wait)
+        return Accepted("encoders", board.cluster.health, task.done())
+
+    @post("/v1/encoders/scale", status_code=200)
+    async def scale(count: Annotated[int, Parameter(ge=1, le=1024)], wait: Wait = 0) -> Accepted:
+        await shape.scale(count)
+        owners = cluster.owners
+
+        def done() -> bool:
+            return len(owners) == count + 2 and all(o.settled for o in owners.values())
+
+        return Accepted("encoders", board.cluster.health, await cluster.until(done, wait))
+
+    @get("/v1/traces", sync_to_thread=False)
+    def traces(limit: Annotated[int, Parameter(ge=1)] = 50) -> Traces:
+        return Traces(tuple(reversed(board.snapshot().traces[-limit:])))
+
+    @get("/v1/traces/{trace_id:str}", sync_to_thread=False)
+    def trace(trace_id: str) -> Trace:
+        found = board.trace_of(trace_id)
+        if found is None:
+            msg = f"no request is known as {trace_id!r}"
+            raise RefusedError(msg, 404)
+        return found
 
     @delete("/v1/encoders/{name:str}", status_code=200)
     async def remove(name: str, force: bool = False, wait: Wait = 0) -> Accepted:
-        return await settle(cluster.remove(name, force=force), wait)
+        return await settle(shape.remove(name, force=force), wait)
 
     @get("/v1/logs/{name:str}")
     async def read_logs(
         name: str,
         lines: Annotated[int, Parameter(ge=0, le=LINES_MAX)] = 200,
         follow: bool = False,
+        grep: str = "",
     ) -> Response[Any] | Stream:
         if name != logs.DAEMON:
             cluster.owner(name)
         if follow:
-            return Stream(logs.follow(cluster.paths, name, lines), media_type="text/plain; charset=utf-8")
-        found = await asyncio.to_thread(logs.last_lines, cluster.paths, name, lines)
+            stream = logs.follow(cluster.paths, name, lines, grep)
+            return Stream(stream, media_type="text/plain; charset=utf-8")
+        found = await asyncio.to_thread(logs.last_lines, cluster.paths, name, lines, grep)
         text = "".join(line + "\n" for line in found)
         return Response(text.encode(errors="replace"), media_type="text/plain; charset=utf-8")
 
     return Litestar(
         [
-            version,
-            state,
-            events,
-            up,
-            down,
-            shutdown,
-            reload,
-            start,
-            stop,
-            restart,
-            add,
-            remove,
-            read_logs,
-            prompt,
+            *(version, state, events, traces, trace, read_logs, prompt),
+            *(up, down, shutdown, reload, start, stop, restart, add, remove, roll, scale),
         ],
         exception_handlers={RefusedError: _refused, HTTPException: _http_error},
         openapi_config=OpenAPIConfig(title="eccon control API", version=str(API_VERSION), path="/schema"),

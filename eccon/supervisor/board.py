@@ -95,6 +95,10 @@ class Board:
         """What is known of one process."""
         return self._processes.get(name)
 
+    def trace_of(self, trace_id: str) -> Trace | None:
+        """One request's trace."""
+        return self._traces.get(trace_id)
+
     def snapshot(self) -> ClusterState:
         """Everything, as it is now."""
         return ClusterState(

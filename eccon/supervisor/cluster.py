@@ -5,14 +5,15 @@ import contextlib
 import logging
 import time
 from collections.abc import Callable, Coroutine
+from itertools import pairwise
 from typing import Any
 
-from eccon import config, launch
+from eccon import launch
 from eccon.config import Topology
 from eccon.launch import EncoderSlot, NoRoomError
 from eccon.model import Role, State
 from eccon.paths import ClusterPaths
-from eccon.supervisor import lives, ports
+from eccon.supervisor import lives
 from eccon.supervisor.board import Board
 from eccon.supervisor.context import Context
 from eccon.supervisor.listener import Listener
@@ -125,7 +126,7 @@ class Cluster:
     def start(self) -> None:
         """Starts the owners' tasks: what should run is started or adopted."""
         for owner in self.owners.values():
-            self._spawn(owner)
+            self.spawn(owner)
         self.judge()
 
     async def close(self) -> None:
@@ -137,28 +138,26 @@ class Cluster:
 
     # Commands.
 
-    async def up(self) -> None:
-        """Everything is to run.
+    async def up(self, *, partial: bool = False) -> None:
+        """Everything is to run. With `partial` a process whose port is taken is blocked; the others go on.
 
         Raises:
             RefusedError: a port is held by a stranger; nothing was started.
         """
-        if not any(o.life for o in self.owners.values()):
-            self.reload()
         idle = [o for o in self.owners.values() if o.life is None]
         held = await asyncio.gather(*(asyncio.to_thread(o.blocked_by) for o in idle))
         faults = [f"{o.name}: {reason}" for o, reason in zip(idle, held, strict=True) if reason]
-        if faults:
+        if faults and not partial:
             raise RefusedError("\n".join(faults))
-        self._stop_going_down()
-        self._want(True)
+        self.stop_going_down()
+        self.want(True)
         for owner in self.owners.values():
             if not owner.leaving:
                 owner.start()
 
     def down(self) -> "asyncio.Task[None]":
         """Everything ends: the proxy first, so that it can let its requests end, then the rest together."""
-        self._want(False)
+        self.want(False)
         if self._down is None or self._down.done():
             self._down = asyncio.create_task(self._go_down(), name="down")
         return self._down
@@ -176,7 +175,8 @@ class Cluster:
             owner.stop(no_drain=True)
         await self.until(lambda: all(o.state is State.STOPPED for o in self.owners.values()), None)
 
-    def _stop_going_down(self) -> None:
+    def stop_going_down(self) -> None:
+        """A command that wants something up overrides a `down` that is under way."""
         if self._down is not None:
             self._down.cancel()
             self._down = None
@@ -184,8 +184,8 @@ class Cluster:
     def begin(self, name: str) -> Owner:
         """One process is to run."""
         owner = self.owner(name)
-        self._stop_going_down()
-        self._want(True)
+        self.stop_going_down()
+        self.want(True)
         owner.start()
         return owner
 
@@ -198,94 +198,11 @@ class Cluster:
     def restart(self, name: str, *, force: bool = False) -> Owner:
         """One process's present life is to end, and a new one to begin."""
         owner = self.owner(name)
-        self._stop_going_down()
-        self._want(True)
+        self.stop_going_down()
+        self.want(True)
         self.board.log(name, "restart asked for" + (" with force" if force else ""))
         owner.restart(force=force)
         return owner
-
-    async def add(self) -> Owner:
-        """One more encoder, on the next free device and port.
-
-        Raises:
-            RefusedError: there is none, or the cluster is down.
-        """
-        if not self.wanted:
-            msg = "the cluster is down; `up` first"
-            raise RefusedError(msg)
-        try:
-            slot = await asyncio.to_thread(
-                launch.next_slot, self.topology, tuple(self.slots.values()), ports.is_free
-            )
-        except NoRoomError as e:
-            raise RefusedError(str(e)) from e
-        if slot.name in self.owners:
-            msg = f"{slot.name} is still leaving; try again in a moment"
-            raise RefusedError(msg)
-        self.slots[slot.name] = slot
-        owner = Owner(self.context, launch.encoder(self.topology, self.paths, slot))
-        self.owners[owner.name] = owner
-        self._slots_changed()
-        self.board.log(owner.name, "added")
-        self._spawn(owner)
-        owner.start()
-        return owner
-
-    def remove(self, name: str, *, force: bool = False) -> Owner:
-        """An encoder is drained, stopped and forgotten.
-
-        Raises:
-            RefusedError: it is not an encoder.
-        """
-        owner = self.owner(name)
-        if owner.spec.role is not Role.ENCODER:
-            msg = f"{name} is no encoder; only encoders can be removed"
-            raise RefusedError(msg)
-        owner.remove(force=force)
-        return owner
-
-    def reload(self) -> None:
-        """Reads the configuration again, and applies what changed: a bad one changes nothing.
-
-        Raises:
-            RefusedError: the file cannot be used, and why.
-        """
-        try:
-            fresh = config.load(self.topology.path)
-        except config.ConfigError as e:
-            self.board.log("cluster", f"the configuration was not reloaded: {e}", "error")
-            raise RefusedError(str(e), 422) from e
-        if fresh.name != self.topology.name:
-            msg = f"{fresh.path}: name is {fresh.name!r} now; this is the daemon of {self.topology.name!r}"
-            raise RefusedError(msg, 422)
-        before, self.topology, self.context.topology = self.topology, fresh, fresh
-        if fresh == before:
-            return
-        if launch.slots(fresh) != launch.slots(before):
-            self._resize(launch.slots(fresh))
-        for name, owner in self.owners.items():
-            if not owner.leaving and (spec := self._spec(name)) != owner.spec:
-                owner.spec = spec
-                owner.describe()
-                if owner.life is not None and name != "proxy":
-                    self.board.log(name, "its configuration changed")
-                    owner.restart()
-        self.board.set_cluster(model=fresh.model.served_name or fresh.model.path)
-        self.board.log("cluster", "configuration reloaded")
-        self.store.changed()
-
-    def _resize(self, slots: tuple[EncoderSlot, ...]) -> None:
-        fresh = {slot.name: slot for slot in slots}
-        for name in [n for n in self.slots if n not in fresh]:
-            self.owners[name].remove()
-        self.slots |= fresh
-        for name in fresh.keys() - self.owners.keys():
-            owner = Owner(self.context, launch.encoder(self.topology, self.paths, fresh[name]))
-            self.owners[name] = owner
-            self._spawn(owner)
-            if self.wanted:
-                owner.start()
-        self._slots_changed()
 
     def owner(self, name: str) -> Owner:
         """The owner of that name.
@@ -316,7 +233,8 @@ class Cluster:
 
     # What owners ask and tell.
 
-    def _spec(self, name: str) -> launch.ProcessSpec:
+    def spec(self, name: str) -> launch.ProcessSpec:
+        """What starts it, by the present topology."""
         if name == "proxy":
             return launch.proxy(self.topology, self.paths, self._proxy_urls())
         if name == "pd":
@@ -332,8 +250,9 @@ class Cluster:
             urls.append(launch.encoder(self.topology, self.paths, slot).url)
         return urls
 
-    def _slots_changed(self) -> None:
-        self.owners["proxy"].spec = self._spec("proxy")
+    def slots_changed(self) -> None:
+        """Encoders joined or left: what the proxy is started with is another, and whether there is room."""
+        self.owners["proxy"].spec = self.spec("proxy")
         self.owners["proxy"].describe()
         with contextlib.suppress(NoRoomError):
             launch.next_slot(self.topology, tuple(self.slots.values()), lambda _: True)
@@ -364,7 +283,31 @@ class Cluster:
     async def _became_ready(self, name: str) -> None:
         if name == "pd":
             self.paused = ""
+            self._renew_encoders()
         await self.link.reconcile()
+
+    def _renew_encoders(self) -> None:
+        """Restarts encoders with the PD, unless the proxy's identities are fresh for each attempt.
+
+        A new PD has nothing of what they sent the old one, and they do not send an identity again that they
+        still hold.
+        """
+        args = self.topology.proxy.args
+        mode = next((b for a, b in pairwise(args) if a == "--identity"), "attempt")
+        mode = next((a.partition("=")[2] for a in args if a.startswith("--identity=")), mode)
+        pd = self.owners["pd"].life
+        if mode == "attempt" or pd is None:
+            return
+        for name in self.slots:
+            life = self.owners[name].life
+            if life is not None and life.started_at < pd.started_at:
+                self.board.log(name, "restarted with the PD: identities are not fresh")
+                self.owners[name].restart(force=True)
+
+    def serves(self, name: str) -> bool:
+        """Whether an encoder is ready, and the proxy sends to it."""
+        owner = self.owners.get(name)
+        return owner is not None and owner.state is State.READY and name not in self._aside()
 
     def _members(self) -> dict[str, str]:
         if self.paused:
@@ -399,16 +342,19 @@ class Cluster:
         if owner.state in {State.READY, State.STALLED}:
             owner.set_state(State.STALLED, why)
         if owner.spec.role is Role.PD:
-            self._in_background(self._pause_media(why, True))
+            self.in_background(self._pause_media(why, True))
 
-    def _in_background(self, work: Coroutine[Any, Any, None]) -> None:
+    def in_background(self, work: Coroutine[Any, Any, None]) -> "asyncio.Task[None]":
+        """Runs `work` beside everything else, and ends it with the daemon."""
         task = asyncio.create_task(work)
         self._background.add(task)
         task.add_done_callback(self._background.discard)
+        return task
 
     # The tasks, and what is remembered.
 
-    def _spawn(self, owner: Owner) -> None:
+    def spawn(self, owner: Owner) -> None:
+        """Starts an owner's task."""
         self._tasks[owner.name] = asyncio.create_task(self._run(owner), name=f"owner of {owner.name}")
 
     async def _run(self, owner: Owner) -> None:
@@ -429,9 +375,10 @@ class Cluster:
         self.slots.pop(owner.name, None)
         self._tasks.pop(owner.name, None)
         self.board.remove(owner.name)
-        self._slots_changed()
+        self.slots_changed()
 
-    def _want(self, wanted: bool) -> None:
+    def want(self, wanted: bool) -> None:
+        """Whether `up` is in force."""
         self.wanted = wanted
         self.board.set_cluster(wanted=wanted)
         self.store.changed()

@@ -25,19 +25,28 @@ def log_path(paths: ClusterPaths, name: str) -> Path:
     return paths.root / "daemon.log" if name == DAEMON else paths.logs / f"{name}.log"
 
 
-def last_lines(paths: ClusterPaths, name: str, count: int) -> list[str]:
-    """The last `count` lines, over rotated files; fewer when there are not so many."""
-    return [line.decode(errors="replace") for line in _last(log_path(paths, name), count)]
+def last_lines(paths: ClusterPaths, name: str, count: int, grep: str = "") -> list[str]:
+    """The last `count` lines, over rotated files; with `grep` of those that contain it, in any case."""
+    path = log_path(paths, name)
+    found = _search(path, count, grep) if grep else _last(path, count)
+    return [line.decode(errors="replace") for line in found]
 
 
-async def follow(paths: ClusterPaths, name: str, count: int) -> AsyncIterator[bytes]:
-    """The last `count` lines, then whole lines as they are written, until closed."""
+async def follow(paths: ClusterPaths, name: str, count: int, grep: str = "") -> AsyncIterator[bytes]:
+    """The last `count` lines, then whole lines as they are written; `grep` as in `last_lines`."""
     path = log_path(paths, name)
     tail = Tail(path)
+    wanted = grep.lower().encode()
     try:
-        yield b"".join(line + b"\n" for line in await asyncio.to_thread(_last, path, count, tail.offset))
+        if grep:
+            earlier = await asyncio.to_thread(_search, path, count, grep)
+        else:
+            earlier = await asyncio.to_thread(_last, path, count, tail.offset)
+        yield b"".join(line + b"\n" for line in earlier)
         while True:
             data = tail.read()
+            if grep:
+                data = b"".join(line for line in data.splitlines(keepends=True) if wanted in line.lower())
             if len(data) > FOLLOW_BYTES:
                 cut = data.find(b"\n", len(data) - FOLLOW_BYTES) + 1
                 skipped = data.count(b"\n", 0, cut)
@@ -47,6 +56,25 @@ async def follow(paths: ClusterPaths, name: str, count: int) -> AsyncIterator[by
             await asyncio.sleep(LOOK_EVERY_S)
     finally:
         tail.close()
+
+
+def _search(path: Path, count: int, grep: str) -> list[bytes]:
+    """Newest file first, until there are enough."""
+    wanted = grep.lower().encode()
+    lines: deque[bytes] = deque()
+    for n in range(100):
+        if len(lines) >= count:
+            break
+        part = path if n == 0 else path.with_name(f"{path.name}.{n}")
+        try:
+            with part.open("rb") as f:
+                found = deque(
+                    (line.rstrip(b"\n") for line in f if wanted in line.lower()), count - len(lines)
+                )
+        except OSError:
+            break
+        lines.extendleft(reversed(found))
+    return list(lines)
 
 
 def _last(path: Path, count: int, end: int | None = None) -> list[bytes]:

@@ -342,6 +342,9 @@ async def test_the_log_of_one_is_read_while_another_floods(site: Site) -> None:
     await until(lambda: bool(seen), 5, "the first line")
     await client.restart("encoder-0")
     await asyncio.wait_for(task, 20)
+    assert [line async for line in client.logs("pd", 5, grep="APPLICATION startup")] == [
+        "Application startup complete."
+    ]
     with pytest.raises(ControlError, match="no process is called"):
         _ = [line async for line in client.logs("nobody")]
     assert [line async for line in client.logs("daemon", 5)]

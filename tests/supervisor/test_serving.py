@@ -199,3 +199,30 @@ async def test_a_new_proxy_gets_its_members_again(site: Site) -> None:
     await site.see(lambda s: s.process("proxy").pid not in {proxy.pid, None})  # type: ignore[union-attr]
     await site.see(lambda s: s.cluster.health == "ok" and members(s) == {"encoder-0", "encoder-2"})
     assert b'"choices"' in b"".join([part async for part in site.client.prompt(body(4))])
+
+
+async def test_all_encoders_are_renewed_one_by_one_and_scaled_under_load(site: Site) -> None:
+    await serving(site, encoders=2)
+    load = Load(site)
+    before = {p.name: p.pid for p in (await site.client.state()).processes}
+    await site.client.roll()
+    with pytest.raises(ControlError, match="going on already"):
+        await site.client.roll()
+    down_together = 0
+
+    def done(state: ClusterState) -> bool:
+        nonlocal down_together
+        down_together = max(down_together, sum(p.state is not State.READY for p in state.processes))
+        return any(e.text == "rolling restart done" for e in state.events)
+
+    state = await site.see(done)
+    assert down_together == 1
+    for name in ("encoder-0", "encoder-1"):
+        assert state.process(name).pid != before[name]  # type: ignore[union-attr]
+    assert state.process("pd").pid == before["pd"]  # type: ignore[union-attr]
+    await site.client.scale(3)
+    await site.see(lambda s: len(s.processes) == 5 and s.cluster.health == "ok")
+    await site.client.scale(1)
+    await site.see(lambda s: [p.name for p in s.processes] == ["proxy", "pd", "encoder-0"])
+    await load.some_more()
+    await load.end()

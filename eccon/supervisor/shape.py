@@ -1,0 +1,187 @@
+"""Changes to a running cluster's shape: encoders come, go, are renewed; the configuration is read again."""
+
+import asyncio
+from collections.abc import Iterable
+
+from eccon import config, launch
+from eccon.config import Topology
+from eccon.launch import EncoderSlot, NoRoomError
+from eccon.model import Role, State
+from eccon.supervisor import ports
+from eccon.supervisor.cluster import Cluster, RefusedError
+from eccon.supervisor.owner import Owner
+
+__all__ = ["Shape"]
+
+
+class Shape:
+    """Commands on one cluster's shape; they return when accepted."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self.cluster = cluster
+        self._one_at_a_time = asyncio.Lock()
+        self._rolling: asyncio.Task[None] | None = None
+
+    async def add(self) -> Owner:
+        """One more encoder, on the next free device and port.
+
+        Raises:
+            RefusedError: there is none, or the cluster is down.
+        """
+        c = self.cluster
+        if not c.wanted:
+            msg = "the cluster is down; `up` first"
+            raise RefusedError(msg)
+        async with self._one_at_a_time:
+            taken = {**c.slots, **{n: _slot_of(o) for n, o in c.owners.items() if o.leaving}}
+            try:
+                slot = await asyncio.to_thread(
+                    launch.next_slot, c.topology, tuple(taken.values()), ports.is_free
+                )
+            except NoRoomError as e:
+                raise RefusedError(str(e)) from e
+            owner = self._new(slot)
+        c.board.log(owner.name, "added")
+        owner.start()
+        return owner
+
+    def remove(self, name: str, *, force: bool = False) -> Owner:
+        """An encoder is drained, stopped and forgotten.
+
+        Raises:
+            RefusedError: it is not an encoder.
+        """
+        owner = self.cluster.owner(name)
+        if owner.spec.role is not Role.ENCODER:
+            msg = f"{name} is no encoder; only encoders can be removed"
+            raise RefusedError(msg)
+        owner.remove(force=force)
+        return owner
+
+    async def scale(self, count: int) -> None:
+        """Encoders are added, or the highest ones removed, until there are `count`.
+
+        Raises:
+            RefusedError: as `add`; those added before stay.
+        """
+        staying = [n for n in self.cluster.slots if not self.cluster.owners[n].leaving]
+        for name in sorted(staying, key=lambda n: self.cluster.slots[n].index)[count:]:
+            self.remove(name)
+        for _ in range(count - len(staying)):
+            await self.add()
+
+    def roll(self, names: Iterable[str] | None = None) -> "asyncio.Task[None]":
+        """Encoders (all, or those named) are restarted, each when the one before serves again.
+
+        Raises:
+            RefusedError: that is going on already.
+        """
+        if self._rolling is not None and not self._rolling.done():
+            msg = "a rolling restart is going on already"
+            raise RefusedError(msg)
+        wanted = list(self.cluster.slots if names is None else names)
+        self._rolling = self.cluster.in_background(self._roll(wanted))
+        return self._rolling
+
+    async def _roll(self, names: list[str]) -> None:
+        c = self.cluster
+        for name in names:
+            owner = c.owners.get(name)
+            if owner is None or not owner.wanted or owner.leaving or owner.state is State.FAILED:
+                continue
+            before = owner.life.id if owner.life else ""
+            c.restart(name)
+
+            def done(owner: Owner = owner, before: str = before) -> bool:
+                renewed = owner.life is not None and owner.life.id != before and c.serves(owner.name)
+                return (
+                    renewed
+                    or not owner.wanted
+                    or owner.leaving
+                    or owner.state in {State.FAILED, State.BLOCKED}
+                )
+
+            await c.until(done, None)
+            if not c.serves(name):
+                c.board.log(
+                    "cluster", f"the rolling restart ends here: {name} is {owner.state.value}", "error"
+                )
+                return
+        c.board.log("cluster", "rolling restart done")
+
+    def reload(self) -> None:
+        """Reads the configuration again, and applies what changed: a bad one changes nothing.
+
+        Raises:
+            RefusedError: the file cannot be used, and why.
+        """
+        c = self.cluster
+        try:
+            fresh = config.load(c.topology.path)
+        except config.ConfigError as e:
+            c.board.log("cluster", f"the configuration was not reloaded: {e}", "error")
+            raise RefusedError(str(e), 422) from e
+        if fresh.name != c.topology.name:
+            msg = f"{fresh.path}: name is {fresh.name!r} now; this is the daemon of {c.topology.name!r}"
+            raise RefusedError(msg, 422)
+        before = c.topology
+        if fresh == before:
+            return
+        c.topology = c.context.topology = fresh
+        if launch.slots(fresh) != launch.slots(before):
+            self._resize(launch.slots(fresh))
+        self._respec(before)
+        c.board.set_cluster(model=fresh.model.served_name or fresh.model.path)
+        c.board.log("cluster", "configuration reloaded")
+        c.store.changed()
+
+    def _resize(self, slots: tuple[EncoderSlot, ...]) -> None:
+        c = self.cluster
+        fresh = {slot.name: slot for slot in slots}
+        for name in [n for n in c.slots if n not in fresh]:
+            self.remove(name)
+        for slot in slots:
+            if slot.name in c.owners:
+                c.slots[slot.name] = slot
+            else:
+                owner = self._new(slot)
+                if c.wanted:
+                    owner.start()
+
+    def _respec(self, before: Topology) -> None:
+        """What runs with another command line than the configuration asks for now is restarted."""
+        c = self.cluster
+        urls = [owner.spec.url for owner in c.owners.values() if owner.spec.role is Role.ENCODER]
+        # The proxy's encoders are told to it while it runs: those are no reason to restart it.
+        proxy_differs = launch.proxy(before, c.paths, urls) != launch.proxy(c.topology, c.paths, urls)
+        renew = []
+        for name, owner in c.owners.items():
+            if owner.leaving:
+                continue
+            spec = c.spec(name)
+            differs = proxy_differs if name == "proxy" else spec != owner.spec
+            owner.spec = spec
+            owner.describe()
+            if differs and owner.life is not None:
+                renew.append(owner)
+        for owner in renew:
+            c.board.log(owner.name, "its configuration changed")
+            if owner.spec.role is not Role.ENCODER:
+                owner.restart()
+        if encoders := [o.name for o in renew if o.spec.role is Role.ENCODER]:
+            self.roll(encoders)
+
+    def _new(self, slot: EncoderSlot) -> Owner:
+        c = self.cluster
+        owner = Owner(c.context, launch.encoder(c.topology, c.paths, slot))
+        c.slots[slot.name] = slot
+        c.owners[owner.name] = owner
+        c.slots_changed()
+        c.spawn(owner)
+        return owner
+
+
+def _slot_of(owner: Owner) -> EncoderSlot:
+    """Of an encoder that is leaving: its index and port are not free before it has left."""
+    device = int(owner.spec.device) if owner.spec.device.isdigit() else None
+    return EncoderSlot(int(owner.name.rpartition("-")[2]), owner.spec.port, device)
