@@ -60,6 +60,10 @@ async def _with_media(ex: Exchange, plan: Plan, pd: PD, mark: int, headers: byte
     if not pd.group.possible():
         raise down("No encoder is ready", code="encoders_down")
     places = len(plan.items)
+    capacity = pd.group.capacity or places  # none open: one that is due for a trial may take them
+    if places > capacity:
+        raise busy(f"{places} items; the encoders that are ready hold {capacity}", retry_after=5.0)
+    pd.room.size = min(core.settings.pd_items, capacity)
     if not pd.room.take_now(places):
         await _wait(
             ex, pd.room.take(places, core.settings.queue_timeout), "The PD has no room for more items"

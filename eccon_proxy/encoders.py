@@ -111,6 +111,7 @@ class Encoder:
     def settle(self, reason: str | None = None) -> None:
         """Note the state after a change of anything it follows from."""
         self.open = self.answers is True and self.ejected_until is None and not self.leaving
+        self.group.count()
         if reason is not None:
             self.reason = reason
             self.since = time.time()
@@ -215,10 +216,14 @@ class Encoder:
         """A staged item that its request will not use."""
         if self.staged.pop(staged.uuid, None) is not None:
             self._orphans.append(staged.at)
+            self.touched()
 
     def consumed(self, staged: Staged) -> None:
         """The PD has taken an item."""
         self.staged.pop(staged.uuid, None)
+        if self.group.waiting:
+            self.group.changed()
+        self.touched()
 
     def p95(self) -> float | None:
         """Seconds that the slowest twentieth of its items take; None before there are enough."""
@@ -263,6 +268,7 @@ class Group:
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
         self.members: list[Encoder] = []
+        self.open_members = 0
         self.flushed_at = 0.0
         """Loop time before which whatever was pushed has been taken from the PD's queue."""
         self._cursor = 0
@@ -278,7 +284,18 @@ class Group:
     def remove(self, encoder: Encoder) -> None:
         """Let a member go."""
         self.members.remove(encoder)
+        self.count()
         self.changed()
+
+    def count(self) -> None:
+        """Note how many members are open, after a change of one."""
+        self.open_members = sum(e.open for e in self.members)
+
+    @property
+    def capacity(self) -> int:
+        """Items that the open members may hold together: with more under way, requests that each hold
+        some would wait for each other's places for ever."""
+        return self._settings.staged_items * self.open_members
 
     @property
     def waiting(self) -> int:
@@ -287,7 +304,7 @@ class Group:
 
     def any_open(self) -> bool:
         """Whether any member may be chosen."""
-        return any(e.open for e in self.members)
+        return self.open_members > 0
 
     def possible(self, exclude: Iterable[str] = ()) -> bool:
         """Whether a member takes items, or may be about to: unprobed, or due for a trial."""

@@ -20,7 +20,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResp
 from uvicorn.server import ServerState
 
 from eccon_proxy.errors import error_body
-from eccon_proxy.settings import Settings, SettingsError
+from eccon_proxy.settings import Settings, SettingsError, admin_address
 
 __all__ = ["Listener", "admin_socket", "public_socket"]
 
@@ -268,15 +268,10 @@ def _tcp(host: str, port: int, flag: str) -> socket.socket:
 
 def admin_socket(settings: Settings) -> tuple[socket.socket, Path | None]:
     """The admin socket, bound with mode 0600 in a directory of mode 0700, and its path to remove."""
+    address = admin_address(settings)
+    if address is not None:
+        return _tcp(*address, "--admin"), None
     text = settings.admin
-    if text and not text.startswith("unix:"):
-        host, _, port = text.rpartition(":")
-        host = host.strip("[]")
-        if not port.isdigit():
-            raise SettingsError(f"--admin {text!r}: neither unix:PATH nor HOST:PORT")
-        if host not in {"127.0.0.1", "localhost", "::1"} and not settings.admin_key:
-            raise SettingsError(f"--admin {text!r}: other than loopback it needs --admin-key")
-        return _tcp(host, int(port), "--admin"), None
     path = Path(text.removeprefix("unix:")) if text else _default_path(settings.port)
     if len(os.fsencode(path)) > LONGEST_PATH:
         if text:

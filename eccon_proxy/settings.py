@@ -248,6 +248,20 @@ def lines(path: str) -> list[str]:
     return [s for line in text.splitlines() if (s := line.partition("#")[0].strip())]
 
 
+def admin_address(settings: Settings) -> tuple[str, int] | None:
+    """Host and port of the admin API; None when it is a unix socket."""
+    text = settings.admin
+    if not text or (text.startswith("unix:") and len(text) > len("unix:")):
+        return None
+    host, _, port = text.rpartition(":")
+    host = host.strip("[]")
+    if not host or not port.isascii() or not port.isdigit() or int(port) > 65535 or host.startswith("unix"):
+        raise SettingsError(f"--admin {text!r}: neither unix:PATH nor HOST:PORT")
+    if host not in {"127.0.0.1", "localhost", "::1"} and not settings.admin_key:
+        raise SettingsError(f"--admin {text!r}: other than loopback it needs --admin-key")
+    return host, int(port)
+
+
 def _unique(name: str, urls: Iterable[str]) -> None:
     seen: set[str] = set()
     for url in urls:
@@ -268,6 +282,7 @@ def _check(s: Settings) -> None:
     if both := set(s.encode_servers_urls) & set(s.decode_servers_urls):
         raise SettingsError(f"{', '.join(sorted(both))} is both encoder and PD")
     groups(s)
+    admin_address(s)
     if bad := [k for k in s.encode_kinds if k not in KINDS]:
         raise SettingsError(f"--encode-kinds {bad[0]!r}: not one of {', '.join(KINDS)}")
     if s.identity != "attempt" and s.connector == RBLN_CONNECTOR and not s.unsafe_identity:

@@ -426,23 +426,32 @@ class Upstream:
     async def _connect(self) -> _Connection:
         loop = asyncio.get_running_loop()
         connection = _Connection(self, loop)
+        # Not wait_for: before Python 3.12 it loses a cancellation that meets the result.
+        making = loop.create_task(
+            loop.create_connection(lambda: connection, self._host, self._port, ssl=self._tls)
+        )
         try:
-            await asyncio.wait_for(
-                loop.create_connection(lambda: connection, self._host, self._port, ssl=self._tls),
-                self._connect_timeout,
-            )
-        except asyncio.TimeoutError:
-            message = f"no connection to {self.url} within {self._connect_timeout:g} s"
-            raise UpstreamError("connect", message) from None
-        except ConnectionRefusedError:
-            raise UpstreamError("refused", f"{self.url} refuses connections") from None
-        except OSError as error:
-            raise UpstreamError("connect", f"no connection to {self.url}: {error}") from None
+            await asyncio.wait({making}, timeout=self._connect_timeout)
         except asyncio.CancelledError:
-            if connection in self._all:  # made in the very moment nobody wanted it any more
-                connection.drop()
+            self._unmake(making, connection)
             raise
+        if not making.done():
+            self._unmake(making, connection)
+            message = f"no connection to {self.url} within {self._connect_timeout:g} s"
+            raise UpstreamError("connect", message)
+        error = making.exception()
+        if isinstance(error, ConnectionRefusedError):
+            raise UpstreamError("refused", f"{self.url} refuses connections")
+        if isinstance(error, OSError):
+            raise UpstreamError("connect", f"no connection to {self.url}: {error}")
+        if error is not None:
+            raise error
         return connection
+
+    def _unmake(self, making: "asyncio.Task[object]", connection: _Connection) -> None:
+        making.cancel()
+        if connection in self._all:  # made in the very moment nobody wanted it any more
+            connection.drop()
 
     def opened(self, connection: _Connection) -> None:
         """A connection was made."""
