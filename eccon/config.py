@@ -128,6 +128,8 @@ class Supervisor(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     """A life at least this long makes the next death count as the first."""
     failures: Annotated[int, msgspec.Meta(ge=1)] = 5
     """Deaths in a row after which a process is `failed`."""
+    restart_stalled_s: Seconds | None = None
+    """An encoder that has been stalled this long is restarted by itself; None: it waits for an operator."""
     probe_interval_s: Seconds = 1.0
     probe_timeout_s: Seconds = 2.0
     log_bytes: Annotated[int, msgspec.Meta(ge=4096)] = 16 * 2**20

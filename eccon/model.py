@@ -19,6 +19,7 @@ __all__ = [
     "ClusterChanged",
     "ClusterInfo",
     "ClusterState",
+    "EngineFigures",
     "EventLogged",
     "Exit",
     "LogEvent",
@@ -118,6 +119,21 @@ class Transfer(msgspec.Struct, frozen=True):
     pull: Quantiles
 
 
+class EngineFigures(msgspec.Struct, frozen=True, kw_only=True):
+    """What a vLLM says of itself. Rates are since the reading before; None until there were two."""
+
+    running: int
+    waiting: int
+    kv_use: float | None = None
+    """0 to 1."""
+    generated_per_s: float | None = None
+    """Tokens."""
+    prompt_per_s: float | None = None
+    """Tokens."""
+    ttft_ms: float | None = None
+    """Mean time to the first token of the requests since the reading before."""
+
+
 class Process(msgspec.Struct, frozen=True, kw_only=True):
     """One managed process, with what the proxy and the connector say about it."""
 
@@ -152,6 +168,8 @@ class Process(msgspec.Struct, frozen=True, kw_only=True):
     """What the proxy says of it; PD only."""
     transfer: Transfer | None = None
     """Of the items this encoder sent; None until the first."""
+    engine: EngineFigures | None = None
+    """From its own metrics; None while it has said none."""
 
 
 class ClusterInfo(msgspec.Struct, frozen=True, kw_only=True):

@@ -37,8 +37,11 @@ class Tail:
 
     def read(self, limit: int = 4 * 2**20) -> bytes:
         """Up to about `limit` bytes of whole lines, the last one ended; empty when there is nothing new."""
-        if self._fd < 0 and not self._open(self.path):
-            return b""
+        if self._fd < 0:
+            # It was not there before: whatever was rotated meanwhile is new too.
+            older = self._rotated()
+            if not self._open(older[-1][0] if older else self.path):
+                return b""
         parts = [self._rest]
         room = limit
         while room > 0:

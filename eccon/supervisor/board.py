@@ -40,7 +40,7 @@ RING = 4096
 """Changes kept for a subscriber that comes back."""
 BACKLOG = 2048
 """Changes that a slow subscriber may be behind; then it gets a snapshot instead."""
-FIGURES = frozenset({"cpu_percent", "rss_bytes", "encoder", "pd", "transfer", "milestone"})
+FIGURES = frozenset({"cpu_percent", "rss_bytes", "encoder", "pd", "transfer", "milestone", "engine"})
 QUIET = frozenset(
     {"requests", "inflight", "requests_per_s", "items_per_s", "ttft", "transfer", "lost_log_lines"}
 )

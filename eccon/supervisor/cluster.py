@@ -39,7 +39,7 @@ class RefusedError(Exception):
 
 
 class Cluster:
-    """Owners by name, in display order: proxy, PD, encoders."""
+    """Owners by name, in display order: PD, proxy, encoders."""
 
     def __init__(
         self,

@@ -98,6 +98,9 @@ class Figures:
             text = f"{info.inflight} in flight, none finished for {stuck:.0f} s"
             self._alarm(key, owner.name, f"holds {info.inflight} items and finishes none")
             owner.set_state(State.STALLED, text)
+            limit = self.cluster.topology.supervisor.restart_stalled_s
+            if limit is not None and time.time() - owner.process.since > limit and owner.settled_in_life:
+                self.cluster.restart(owner.name)
         elif alarmed and stuck is None:
             self.cluster.board.end_alarm(key)
             if owner.state is State.STALLED:

@@ -8,6 +8,7 @@ import time
 from typing import TYPE_CHECKING
 
 from eccon.model import Role, State
+from eccon.signals.vllm_metrics import EngineMetrics
 from eccon.supervisor.lives import Life
 
 if TYPE_CHECKING:
@@ -18,6 +19,7 @@ __all__ = ["HealthWatch"]
 UNWELL_AFTER = 3
 """Probes in a row that must fail before a ready process is called stalled: no flapping."""
 MODEL_EVERY_S = 30.0
+METRICS_EVERY_S = {Role.PD: 5.0, Role.ENCODER: 15.0}
 
 
 class HealthWatch:
@@ -28,6 +30,8 @@ class HealthWatch:
         self.life = life
         self.unwell = 0
         self.model_at = 0.0
+        self.metrics = EngineMetrics()
+        self.metrics_at = 0.0
 
     async def run(self) -> None:
         """The loop. Ends when the process has died."""
@@ -35,6 +39,7 @@ class HealthWatch:
         while not self.life.died:
             if self.owner.state in {State.READY, State.STALLED}:
                 await self._still_ready()
+                await self._read_metrics()
                 await asyncio.sleep(policy.probe_interval_s)
             elif self.owner.state in {State.DRAINING, State.STOPPING, State.BLOCKED}:
                 await asyncio.sleep(policy.probe_interval_s)
@@ -84,6 +89,17 @@ class HealthWatch:
         if self.unwell >= UNWELL_AFTER or health.dead:
             self.unwell = max(self.unwell, UNWELL_AFTER)
             owner.set_state(State.STALLED, reason)
+
+    async def _read_metrics(self) -> None:
+        """The PD's figures often: they tell how busy the cluster is. An encoder's rarely."""
+        owner = self.owner
+        every = METRICS_EVERY_S.get(owner.spec.role)
+        if every is None or time.monotonic() - self.metrics_at < every:
+            return
+        self.metrics_at = time.monotonic()
+        text = await owner.context.prober.metrics(owner.spec)
+        if text and not self.life.died:
+            owner.context.board.update(owner.name, engine=self.metrics.take(self.life.id, text))
 
     async def _names_our_model(self) -> str:
         """Empty when it serves our model; else what is wrong."""

@@ -12,7 +12,7 @@ from typing import Literal
 import msgspec
 
 from eccon.launch import ProcessSpec
-from eccon.model import Exit, Milestone, Process, Role, State
+from eccon.model import Exit, Milestone, Process, State
 from eccon.signals.milestones import Step
 from eccon.supervisor import drain, lives, logs, ports
 from eccon.supervisor.backoff import Backoff
@@ -26,7 +26,7 @@ __all__ = ["Owner"]
 BLOCKED_LOOK_S = 3.0
 """How often a held port is looked at again."""
 LAST_LINES = 20
-RUNNING = (State.STARTING, State.LOADING, State.READY, State.STALLED, State.DRAINING)
+NOTHING_RUNS = {"milestone": None, "cpu_percent": None, "rss_bytes": None, "engine": None}
 
 
 class Owner:
@@ -87,6 +87,11 @@ class Owner:
         if not self.wanted:
             return self.state is State.STOPPED
         return self.state in {State.READY, State.FAILED, State.BLOCKED}
+
+    @property
+    def settled_in_life(self) -> bool:
+        """Whether nobody has asked yet for its present life to end."""
+        return self.wanted and not self.leaving and not self._restart_of
 
     def describe(self) -> None:
         """What the topology says of it, onto the board."""
@@ -267,7 +272,7 @@ class Owner:
         life.close()
         self.life = None
         board = self.context.board
-        board.update(self.name, pid=None, exit=end, milestone=None, cpu_percent=None, rss_bytes=None)
+        board.update(self.name, pid=None, exit=end, **NOTHING_RUNS)
         if asked == "stop":
             board.log(self.name, "stopped" if end.signal is None else f"stopped by signal {end.signal}")
             return
@@ -350,13 +355,3 @@ def describe_exit(end: Exit) -> str:
     if end.code is None:
         return "died; its exit status is unknown"
     return f"exited with code {end.code}" + (" without being asked" if end.code == 0 else "")
-
-
-def is_up(state: State) -> bool:
-    """Whether a process in that state has something that runs."""
-    return state in RUNNING or state is State.STOPPING
-
-
-def is_encoder(owner: Owner) -> bool:
-    """Whether it is an encoder's."""
-    return owner.spec.role is Role.ENCODER

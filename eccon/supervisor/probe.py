@@ -64,6 +64,11 @@ class Prober:
         served = ", ".join(sorted(found - {"None"})) or "nothing"
         return Health(ok=False, reason=f"serves {served}, not {min(names)}: another server is there")
 
+    async def metrics(self, spec: ProcessSpec) -> str:
+        """What it says at `/metrics`; empty when it says nothing."""
+        status, body = await self._get(spec, "/metrics")
+        return body if status == 200 else ""
+
     async def flush(self, spec: ProcessSpec, model: str, timeout_s: float) -> bool:
         """A one-token text request: the PD's step for it takes all that encoders have pushed so far."""
         body = {"model": model, "messages": [{"role": "user", "content": "."}], "max_tokens": 1}

@@ -24,7 +24,7 @@ def texts(state: ClusterState, subject: str) -> list[str]:
 async def test_the_pd_first_then_encoders_and_nothing_is_left_at_the_end(site: Site) -> None:
     client = await site.up(FAKE_PD="slow=0.5")
     state = await client.state()
-    assert [p.name for p in state.processes] == ["proxy", "pd", "encoder-0", "encoder-1"]
+    assert [p.name for p in state.processes] == ["pd", "proxy", "encoder-0", "encoder-1"]
     assert state.cluster.health == "ok"
     pd_ready = next(e.at for e in state.events if e.subject == "pd" and "→ ready" in e.text)
     for name in ("encoder-0", "encoder-1"):
