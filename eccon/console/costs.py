@@ -2,8 +2,9 @@
 
 from collections.abc import Callable
 
+from eccon.console.draw.marks import presence, serves
 from eccon.console.draw.text import clean
-from eccon.model import ClusterState, Process, Role, State
+from eccon.model import ClusterState, Process, Role
 
 __all__ = ["question"]
 
@@ -34,16 +35,12 @@ def _n(count: int, word: str) -> str:
 
 
 def _present(process: Process) -> str:
-    text = f"It is {process.state.value}"
-    if process.reason:
-        text += f": {clean(process.reason)}"
-    return text + "."
+    why = process.reason or (process.encoder.reason if process.encoder is not None else "")
+    return f"It is {presence(process)[1]}{f': {clean(why)}' if why else ''}."
 
 
 def _encoder(action: str, state: ClusterState, process: Process) -> list[str]:
-    others = sum(
-        p.role is Role.ENCODER and p.state is State.READY and p.name != process.name for p in state.processes
-    )
+    others = sum(p.role is Role.ENCODER and serves(p) and p.name != process.name for p in state.processes)
     held = process.encoder.inflight if process.encoder else 0
     staged = process.encoder.staged if process.encoder else 0
     lines = []

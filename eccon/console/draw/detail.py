@@ -3,7 +3,7 @@
 import shlex
 
 from eccon.console.draw import figures, flow, processes
-from eccon.console.draw.marks import STATES
+from eccon.console.draw.marks import presence
 from eccon.console.draw.text import Line, cell_len, clean, fit, wrap
 from eccon.console.history import History
 from eccon.model import ClusterState, Process, Quantiles, Role
@@ -51,10 +51,8 @@ def detail(
     state: ClusterState, process: Process, history: History, width: int, now: float, window: int
 ) -> list[Line]:
     """The lines of a process: state, start-up, figures, charts, history, command."""
-    mark, tone = STATES[process.state]
-    lines: list[Line] = [
-        [(f" {mark} {process.state.value}", tone), (f"  for {figures.uptime(now - process.since)}", "dim")]
-    ]
+    mark, word, tone = presence(process)
+    lines: list[Line] = [[(f" {mark} {word}", tone), (f"  for {figures.uptime(now - process.since)}", "dim")]]
     if why := processes.reason(process):
         lines += _folded("reason", why, width, "warn")
     if step := process.milestone:

@@ -3,10 +3,10 @@
 from collections.abc import Sequence
 
 from eccon.console.draw import figures
-from eccon.console.draw.marks import STATES
+from eccon.console.draw.marks import presence, serves
 from eccon.console.draw.text import Line, fit, fit_line
 from eccon.console.history import BUCKET_S, History
-from eccon.model import ClusterState, Process, Role, State, Trace
+from eccon.model import ClusterState, Process, Role, Trace
 
 __all__ = ["WINDOWS", "chart", "fanout", "flow", "token_rate", "window_step"]
 
@@ -22,8 +22,8 @@ def window_step(window: int, width: int) -> int:
 def _node(processes: Sequence[Process], word: str) -> Line:
     if not processes:
         return [("○ ", "dim"), (word, "dim")]
-    worst = min(processes, key=lambda p: (p.state is State.READY, p.name))
-    mark, tone = STATES[worst.state]
+    worst = min(processes, key=lambda p: (serves(p), p.name))
+    mark, _, tone = presence(worst)
     return [(f"{mark} ", tone), (word, "text")]
 
 
@@ -31,7 +31,7 @@ def flow(state: ClusterState, width: int, tokens_per_s: float = 0.0) -> list[Lin
     """Three lines: requests go right, the answer comes back."""
     info = state.cluster
     encoders = [p for p in state.processes if p.role is Role.ENCODER]
-    ready = sum(p.state is State.READY for p in encoders)
+    ready = sum(serves(p) for p in encoders)
     inflight = sum(p.encoder.inflight for p in encoders if p.encoder)
     staged = sum(p.encoder.staged for p in encoders if p.encoder)
     pd = [p for p in state.processes if p.role is Role.PD]
@@ -141,7 +141,7 @@ def fanout(state: ClusterState, history: History, width: int, height: int, windo
         line: Line = []
         for p in encoders[y * per_line : (y + 1) * per_line]:
             short = p.name.rpartition("-")[2] if "-" in p.name else p.name
-            mark, tone = STATES[p.state]
+            mark, _, tone = presence(p)
             now = figures.rate(history.rate(p.name))
             line += [(f"{mark}", tone), (f"{fit(short, 2, True)} ", "dim")]
             line += [(figures.spark(points[p.name], cells, top or None), "bar"), (f"{now:>4} ", "text")]

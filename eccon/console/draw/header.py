@@ -1,9 +1,9 @@
 """The line on top: which cluster, how it is and why, and the figures that matter most."""
 
 from eccon.console.draw import figures
-from eccon.console.draw.marks import HEALTH
+from eccon.console.draw.marks import HEALTH, serves
 from eccon.console.draw.text import Line, clean, fit, fit_line, line_width
-from eccon.model import ClusterState, Role, State
+from eccon.model import ClusterState, Role
 
 __all__ = ["header", "headers"]
 
@@ -23,7 +23,7 @@ def _figures(state: ClusterState) -> list[str]:
     """Most important first."""
     info = state.cluster
     encoders = [p for p in state.processes if p.role is Role.ENCODER]
-    ready = sum(p.state is State.READY for p in encoders)
+    ready = sum(serves(p) for p in encoders)
     out = [f"{ready}/{len(encoders)} encoders", f"{figures.rate(info.requests_per_s)} req/s"]
     if info.ttft is not None:
         out.append(f"ttft {figures.pair_ms(info.ttft.p50, info.ttft.p99)}")

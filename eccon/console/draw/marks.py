@@ -1,9 +1,9 @@
 """A mark, a word and a tone for every state: colour is never the only sign."""
 
-from eccon.model import State
+from eccon.model import Process, State
 from eccon_proxy.schema import Trace
 
-__all__ = ["HEALTH", "STATES", "severity", "status"]
+__all__ = ["HEALTH", "STATES", "presence", "serves", "severity", "status"]
 
 STATES: dict[State, tuple[str, str]] = {
     State.STOPPED: ("○", "dim"),
@@ -26,6 +26,21 @@ HEALTH: dict[str, tuple[str, str]] = {
     "stopped": ("○", "dim"),
     "starting": ("◐", "busy"),
 }
+
+
+def serves(process: Process) -> bool:
+    """Whether it is ready, and the proxy (where it has a say) agrees."""
+    return process.state is State.READY and (process.encoder is None or process.encoder.state == "ready")
+
+
+def presence(process: Process) -> tuple[str, str, str]:
+    """Mark, word and tone of a process's state: its own, or the proxy's when that one has lost faith."""
+    if process.state is State.READY and process.encoder is not None and process.encoder.state != "ready":
+        word = process.encoder.state
+        busy = word in ("probing", "draining", "drained")
+        return ("◒", word, "busy") if busy else ("▲", word, "warn")
+    mark, tone = STATES[process.state]
+    return mark, process.state.value, tone
 
 
 def status(trace: Trace) -> tuple[str, str, str]:

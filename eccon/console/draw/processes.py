@@ -6,7 +6,7 @@ import msgspec
 
 from eccon.console.draw import figures
 from eccon.console.draw.columns import Column, choose, heading, row
-from eccon.console.draw.marks import STATES
+from eccon.console.draw.marks import STATES, presence
 from eccon.console.draw.text import Line, Part, clean, fit, fit_line, line_width
 from eccon.model import ClusterInfo, ClusterState, Process, Role, State
 
@@ -53,7 +53,7 @@ def _name(r: Row) -> Part:
 
 
 def _state(r: Row) -> Part:
-    return r.process.state.value, STATES[r.process.state][1]
+    return presence(r.process)[1:]
 
 
 def _staying(text: str, quiet: bool = True) -> Part:
@@ -120,7 +120,7 @@ def _restarts(r: Row) -> Part:
 
 
 COLUMNS: tuple[Column[Row], ...] = (
-    Column("mark", "", 1, 0, lambda r: STATES[r.process.state]),
+    Column("mark", "", 1, 0, lambda r: (presence(r.process)[0], presence(r.process)[2])),
     Column("name", "name", 11, 0, _name),
     Column("state", "state", 8, 0, _state),
     Column("role", "role", 7, 14, lambda r: (r.process.role.value, "dim")),
@@ -142,9 +142,8 @@ COLUMNS: tuple[Column[Row], ...] = (
 
 def matches(process: Process, words: str) -> bool:
     """Whether all words of a filter occur in what the table shows of a process."""
-    text = (
-        f"{process.name} {process.state.value} {process.role.value} {process.device} {process.reason}".lower()
-    )
+    shown = (process.name, presence(process)[1], process.role.value, process.device, process.reason)
+    text = " ".join(shown).lower()
     return all(word in text for word in words.lower().split())
 
 
@@ -154,7 +153,8 @@ def table(
     """The heading, and (name, line) of each process that matches `words`."""
     shown = [p for p in state.processes if matches(p, words)]
     longest = max((len(p.name) for p in state.processes), default=0)
-    columns = choose(_named(longest, width), width)
+    known = [c for c in _named(longest, width) if c.key != "device" or any(p.device for p in state.processes)]
+    columns = choose(known, width)
     most = max((p.encoder.items for p in state.processes if p.encoder), default=0)
     room = width - sum(c.width + 1 for c in columns)
     rows = []

@@ -153,7 +153,8 @@ def _axis(extent: float, label: int, cells: int) -> Line:
 
 def _bars(row: WaterRow, extent: float, cells: int) -> Line:
     chars = [" "] * cells
-    tokens = ["text"] * cells
+    tones = ["text"] * cells
+    began: tuple[int, str, str] | None = None
     for span in row.spans:
         glyph, tone = GLYPHS[span.kind]
         if span.outcome != "ok":
@@ -162,13 +163,17 @@ def _bars(row: WaterRow, extent: float, cells: int) -> Line:
         a = min(max(round(span.start / extent * (cells - 1)), 0), cells - 1)
         b = min(max(round(end / extent * (cells - 1)), a), cells - 1)
         for x in range(a, b + 1):
-            chars[x], tokens[x] = glyph, tone
+            chars[x], tones[x] = glyph, tone
+        if span.kind == "encode" and span.outcome == "ok" and span.end is not None:
+            began = a, glyph, tone
         if span.outcome != "ok":
             chars[b] = "╳"
         elif span.end is None:
             chars[b] = "▸"
+    if began is not None:  # a short encode is seen all the same
+        chars[began[0]], tones[began[0]] = began[1:]
     line: Line = []
-    for char, tone in zip(chars, tokens, strict=True):
+    for char, tone in zip(chars, tones, strict=True):
         if line and line[-1][1] == tone:
             line[-1] = (line[-1][0] + char, tone)
         else:

@@ -180,8 +180,16 @@ class LogView(Lines, can_focus=True):
         self.found = hits[n]
         shown = self.indices()
         self.top = shown[max(0, self._at(self.found) - self.size.height // 3)]
+        self._show_columns(self.found)
         self.draw()
         return n + 1, len(hits)
+
+    def _show_columns(self, i: int) -> None:
+        """Moves a cut line sideways when its match would not be seen."""
+        match = self.pattern.search(plain(parse(self._kept[i][0]))) if self.pattern is not None else None
+        self.left = 0
+        if match is not None and match.end() > self.size.width:
+            self.left = max(0, match.start() - self.size.width // 3)
 
     def on_resize(self) -> None:
         self.draw()
