@@ -13,6 +13,7 @@ from litestar.handlers import BaseRouteHandler
 from litestar.response import Stream
 
 from eccon_proxy.app import on_error
+from eccon_proxy.chrometrace import chrome_trace
 from eccon_proxy.core import Core
 from eccon_proxy.drain import Drains
 from eccon_proxy.encoders import Encoder
@@ -90,20 +91,21 @@ def admin_app(core: Core, drains: Drains) -> Litestar:
         return _json(encoder.info() if encoder.id in core.encoders else info)
 
     @get("/admin/traces")
-    async def traces(limit: int = 100) -> Response[bytes]:
+    async def traces(limit: int = 100, form: str = "json") -> Response[bytes]:
         found: list[Trace] = []
         for recorder in core.traces.newest():
             if len(found) >= max(0, limit):
                 break
             found.append(recorder.snapshot())
-        return _json({"traces": found})
+        return _json(chrome_trace(found) if form == "chrome" else {"traces": found})
 
     @get("/admin/traces/{trace_id:str}")
-    async def trace(trace_id: str) -> Response[bytes]:
+    async def trace(trace_id: str, form: str = "json") -> Response[bytes]:
         recorder = core.traces.get(trace_id)
         if recorder is None:
             raise NotFoundException(f"no trace {trace_id[:128]!r}")
-        return _json(recorder.snapshot())
+        found = recorder.snapshot()
+        return _json(chrome_trace([found]) if form == "chrome" else found)
 
     @get("/admin/events")
     async def events(request: Request[Any, Any, Any]) -> Stream:

@@ -25,12 +25,11 @@ async def chat(ex: Exchange) -> None:
     timer = limit_time(ex)
     queued = False
     try:
-        plan = parse(
-            body,
-            kinds=core.encode_kinds,
-            keep_uuid=core.services.identity.keeps,
-            allow_bare=settings.identity == "off" and settings.connector != RBLN_CONNECTOR,
-        )
+        plan = _plan(ex, body)
+        if core.inliner is not None and plan.items:
+            inlined = await core.inliner.inline(plan)
+            if inlined is not None:
+                plan = _plan(ex, inlined)
         trace = ex.trace
         trace.model, trace.items, trace.stream = plan.model, len(plan.places), plan.stream
         if len(plan.items) > settings.pd_items:
@@ -47,12 +46,22 @@ async def chat(ex: Exchange) -> None:
         if plan.items:
             await _with_media(ex, plan, pd, mark, headers)
         else:
-            await forward(ex, Forward(pd, mark, (), 0), headers, [body])
+            await forward(ex, Forward(pd, mark, (), 0), headers, [plan.body])
     finally:
         if queued:
             core.room.give()
         if timer is not None:
             timer.cancel()
+
+
+def _plan(ex: Exchange, body: bytes | bytearray) -> Plan:
+    core, settings = ex.core, ex.core.settings
+    return parse(
+        body,
+        kinds=core.encode_kinds,
+        keep_uuid=core.services.identity.keeps,
+        allow_bare=settings.identity == "off" and settings.connector != RBLN_CONNECTOR,
+    )
 
 
 async def _with_media(ex: Exchange, plan: Plan, pd: PD, mark: int, headers: bytes) -> None:

@@ -4,18 +4,21 @@ import asyncio
 import itertools
 import time
 from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
 from eccon_proxy import __version__
 from eccon_proxy.admission import Room
-from eccon_proxy.encoders import Encoder, Group
+from eccon_proxy.encoders import Encoder
 from eccon_proxy.errors import Failure
 from eccon_proxy.events import Feed
 from eccon_proxy.exchange import Exchange
 from eccon_proxy.fanout import Services
+from eccon_proxy.group import Group
 from eccon_proxy.headers import Keys
 from eccon_proxy.identity import Identity
 from eccon_proxy.log import RequestLog
 from eccon_proxy.metrics import Labels, Metrics
+from eccon_proxy.otlp import Exporter
 from eccon_proxy.pd import PD
 from eccon_proxy.probes import Prober
 from eccon_proxy.schema import ProxyState
@@ -25,9 +28,20 @@ from eccon_proxy.weights import Weights
 
 __all__ = ["Core"]
 
+if TYPE_CHECKING:
+    from eccon_proxy.inline import Inliner
+
 COUNTS_EVERY = 0.25
 """Seconds between two events about one encoder's counts."""
 LOG_EVERY = 0.2
+
+
+def _inliner(settings: Settings) -> "Inliner | None":
+    if not settings.inline_media:
+        return None
+    from eccon_proxy.inline import Inliner  # noqa: PLC0415  aiohttp is loaded by nothing else
+
+    return Inliner(settings)
 
 
 class Core:
@@ -45,6 +59,8 @@ class Core:
         self.keys = Keys(settings)
         self.services = Services(settings, self.metrics, Identity(settings), Weights(settings.policy))
         self.prober = Prober(settings, self.metrics)
+        self.inliner = _inliner(settings)
+        self.exporter = Exporter(settings.otlp_endpoint) if settings.otlp_endpoint else None
         self.room = Room(settings.max_inflight)
         self.exchanges: set[Exchange] = set()
         self.draining = False
@@ -87,6 +103,10 @@ class Core:
             pd.close()
         for encoder in self.encoders.values():
             encoder.upstream.close()
+        if self.inliner is not None:
+            await self.inliner.close()
+        if self.exporter is not None:
+            await asyncio.to_thread(self.exporter.close)
         if self.log.waiting:
             self.log.flush()
 
@@ -98,6 +118,7 @@ class Core:
         self.encoders[encoder_id] = encoder
         pd.group.add(encoder)
         encoder.settle()
+        self.metrics.ejections.add(encoder_id, by=0.0)
         self.prober.watch(encoder)
         return encoder
 
@@ -173,6 +194,8 @@ class Core:
         if recorder.first_byte is not None:
             m.ttft.observe(recorder.first_byte - recorder.start, recorder.route)
         self.traces.finish(recorder)
+        if self.exporter is not None:
+            self.exporter.export(recorder.snapshot(), recorder.traceparent)
         self.log.add(recorder)
 
     def begin_drain(self) -> None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from eccon_proxy.errors import Failure, bad_request
 from eccon_proxy.errors import upstream as upstream_failure
-from eccon_proxy.headers import answer_headers, request_headers
+from eccon_proxy.headers import answer_headers, request_headers, trace_context
 from eccon_proxy.log import logger
 from eccon_proxy.pd import Forward
 from eccon_proxy.requestid import new_id, usable
@@ -81,6 +81,8 @@ class Exchange:
             elif name == b"content-length" and value.isdigit():
                 self.length = int(value)
         self.trace = core.traces.begin(client_id.decode() if usable(client_id) else new_id(), route)
+        if core.exporter is not None:
+            self.trace.traceparent = trace_context(scope["headers"])
 
     @property
     def path(self) -> bytes:

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from eccon_proxy.errors import Failure
 from eccon_proxy.settings import Settings
 
-__all__ = ["Keys", "answer_headers", "request_headers"]
+__all__ = ["Keys", "answer_headers", "request_headers", "trace_context"]
 
 Header = tuple[bytes, bytes]
 _HOP = frozenset({
@@ -76,6 +76,14 @@ def request_headers(headers: Iterable[Header], authorization: bytes) -> bytes:
         if tracestate:
             found.append(b"tracestate: %b\r\n" % b",".join(tracestate))
     return b"".join(found)
+
+
+def trace_context(headers: Iterable[Header]) -> str:
+    """The client's `traceparent`, empty when there is no valid one."""
+    for name, value in headers:
+        if name == b"traceparent" and _TRACEPARENT.fullmatch(value):
+            return value.decode()
+    return ""
 
 
 def answer_headers(headers: list[Header], request_id: bytes) -> tuple[list[Header], bool]:

@@ -12,8 +12,9 @@ from collections.abc import Callable, Sequence
 from typing import Literal
 
 from eccon_proxy.admission import Room
-from eccon_proxy.encoders import Group, Staged
+from eccon_proxy.encoders import Staged
 from eccon_proxy.errors import Failure, down, upstream
+from eccon_proxy.group import Group
 from eccon_proxy.metrics import Metrics
 from eccon_proxy.plan import Buffer
 from eccon_proxy.schema import PDInfo

@@ -48,7 +48,7 @@ class Recorder:
 
     __slots__ = (
         "completion_tokens", "error", "first_byte", "id", "items", "model", "outcome", "prompt_tokens",
-        "route", "spans", "start", "started_at", "status", "stream", "total",
+        "route", "spans", "start", "started_at", "status", "stream", "total", "traceparent",
     )  # fmt: skip
 
     def __init__(self, trace_id: str, route: str) -> None:
@@ -57,6 +57,8 @@ class Recorder:
         self.started_at = time.time()
         self.start = time.perf_counter()
         self.model = ""
+        self.traceparent = ""
+        """The client's own, when it brought a valid one."""
         self.status = 0
         self.outcome: Outcome = ""
         self.stream = False
