@@ -22,8 +22,8 @@ from eccon.cli.common import (
     file_or_parents,
     follow,
     narrate,
-    process_line,
 )
+from eccon.cli.progress import Progress
 from eccon.client import Client, ControlError, NotRunning
 from eccon.model import ClusterState, Process, Quantiles, Role, State
 from eccon.supervisor import start_daemon
@@ -94,37 +94,35 @@ async def _is_running(socket: Path) -> bool:
 
 
 async def wait_until_ready(client: Client, timeout: float) -> int:
-    """Narrates every step until all wanted processes are ready (0) or one has failed (1).
+    """Shows every step until all wanted processes are ready (0) or one has failed (1).
 
     Raises:
         TimeoutError: neither within `timeout` seconds.
     """
-    shown: dict[str, str] = {}
 
-    async def watch() -> int:
+    async def watch(progress: Progress) -> ClusterState:
         async for state in follow(client):
-            for p in state.processes:
-                line = process_line(p)
-                if shown.get(p.name) != line:
-                    shown[p.name] = line
-                    narrate(line)
+            progress.show(state.processes)
             wanted = [p for p in state.processes if p.wanted]
-            if lost := [p for p in wanted if p.state in ENDED]:
-                for p in lost:
-                    for text in p.last_lines:
-                        narrate(f"  {p.name} | {text}")
-                return FAILED
-            if wanted and all(map(_serves, wanted)):
-                narrate(f"ready: {state.cluster.public_url}")
-                return 0
+            if any(p.state in ENDED for p in wanted) or (wanted and all(map(_serves, wanted))):
+                return state
         msg = "the daemon ended"
         raise NotRunning(msg)
 
     try:
-        return await asyncio.wait_for(watch(), timeout)
+        with Progress() as progress:
+            state = await asyncio.wait_for(watch(progress), timeout)
     except asyncio.TimeoutError as e:
         msg = f"not ready after {timeout:g} s; it goes on starting"
         raise TimeoutError(msg) from e
+    lost = [p for p in state.processes if p.wanted and p.state in ENDED]
+    for p in lost:
+        for text in p.last_lines:
+            narrate(f"  {p.name} | {text}")
+    if lost:
+        return FAILED
+    narrate(f"ready: {state.cluster.public_url}")
+    return 0
 
 
 def _serves(p: Process) -> bool:
@@ -166,12 +164,9 @@ async def stop_all(client: Client) -> None:
 
 
 async def _show_states(client: Client) -> None:
-    shown: dict[str, str] = {}
-    async for state in follow(client):
-        for p in state.processes:
-            if shown.get(p.name) != p.state.value:
-                shown[p.name] = p.state.value
-                narrate(process_line(p))
+    with Progress() as progress:
+        async for state in follow(client):
+            progress.show(state.processes)
 
 
 @click.command()
@@ -323,21 +318,16 @@ async def remove(name: str, file: str | None, timeout: float) -> int:
 async def _settle(
     client: Client, name: str, wanted: State | None, timeout: float, after: Process | None = None
 ) -> int:
-    """Narrates `name` until it is in the state `wanted` (None: gone), with another pid than `after` had."""
-    shown = ""
+    """Shows `name` until it is in the state `wanted` (None: gone), with another pid than `after` had."""
 
-    async def watch() -> int:
-        nonlocal shown
+    async def watch(progress: Progress) -> int:
         async for state in follow(client):
             p = state.process(name)
             if p is None:
                 if wanted is None:
-                    narrate(f"{name:<12} removed")
                     return 0
                 continue
-            if (line := process_line(p)) != shown:
-                shown = line
-                narrate(line)
+            progress.show([p])
             reached = _serves(p) if wanted is State.READY else p.state is wanted
             if reached and (after is None or p.pid != after.pid):
                 return 0
@@ -347,7 +337,8 @@ async def _settle(
         raise NotRunning(msg)
 
     try:
-        return await asyncio.wait_for(watch(), timeout)
+        with Progress() as progress:
+            return await asyncio.wait_for(watch(progress), timeout)
     except asyncio.TimeoutError as e:
         msg = f"{name}: not {wanted.value if wanted else 'gone'} after {timeout:g} s"
         raise TimeoutError(msg) from e

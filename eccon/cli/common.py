@@ -12,7 +12,7 @@ import click
 
 from eccon import config
 from eccon.client import Client, ControlError, NotRunning
-from eccon.model import ClusterState, Process
+from eccon.model import ClusterState
 from eccon.paths import PathsError, for_cluster
 from eccon.supervisor import DaemonError
 
@@ -30,7 +30,6 @@ __all__ = [
     "guarded",
     "narrate",
     "plain_command",
-    "process_line",
 ]
 
 FAILED = 1
@@ -117,12 +116,3 @@ async def follow(client: Client) -> AsyncIterator[ClusterState]:
         state = item if isinstance(item, ClusterState) else state.apply(item) if state else None
         if state is not None:
             yield state
-
-
-def process_line(p: Process) -> str:
-    """One process in one line, for progress and plain status."""
-    how = p.reason
-    if p.milestone and p.state.value in ("starting", "loading"):
-        eta = f", about {p.milestone.eta_s:.0f} s" if p.milestone.eta_s else ""
-        how = f"{p.milestone.text} ({p.milestone.fraction:.0%}{eta})"
-    return f"{p.name:<12} {p.state.value:<9}" + (f" {how}" if how else "")
