@@ -226,7 +226,8 @@ def _same(body: bytes | bytearray, a: Place, b: Place) -> bool:
         return False
     if len(a.kept) == 1 and len(b.kept) == 1:
         (a0, a1), (b0, b1) = a.kept[0], b.kept[0]
-        size, middle = min(48, a1 - a0), (a1 - a0) // 2
+        middle = (a1 - a0) // 2
+        size = min(48, middle)
         if body[a1 - size : a1] != body[b1 - size : b1] or (
             body[a0 + middle : a0 + middle + size] != body[b0 + middle : b0 + middle + size]
         ):
