@@ -161,7 +161,8 @@ def test_what_cannot_be_read_in_one_way_is_refused(part: str, word: str) -> None
     "body",
     [
         b"", b"[1]", b'"x"', b"null", b"{bad", b'{"messages":"hello"}', b'{"messages":null}',
-        b'{"model":"m"}', b'{"messages":[1]}', b'{"messages":[{"content":{"a":1}}]}', b'{"messages":[],"t":NaN}',
+        b'{"model":"m"}', b'{"messages":[1]}', b'{"messages":[{"content":{"a":1}}]}',
+        b'{"messages":[],"t":NaN}',
         b'{"messages":[{"content":"\xff"}]}', '{"messages":[]}'.encode("utf-16-le"),
         b'{"messages":[{"content":' + b"[" * 100_000 + b"]" * 100_000 + b"}]}",
     ],
