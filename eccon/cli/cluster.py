@@ -19,43 +19,32 @@ from eccon.cli.common import (
     command,
     config_option,
     control_socket,
-    file_or_parents,
     follow,
     narrate,
 )
 from eccon.cli.progress import Progress
+from eccon.cli.watching import serves, watch
 from eccon.client import Client, ControlError, NotRunning
-from eccon.model import ClusterState, Process, Quantiles, Role, State
+from eccon.model import ClusterState, Process, Quantiles
 from eccon.supervisor import start_daemon
 
-__all__ = [
-    "add",
-    "down",
-    "logs",
-    "reload",
-    "remove",
-    "restart",
-    "start",
-    "status",
-    "stop",
-    "up",
-    "wait_until_ready",
-]
-
-ENDED = (State.FAILED, State.BLOCKED)
+__all__ = ["bring_up", "down", "reload", "status", "stop_all", "up", "wait_until_ready"]
 
 
 @click.command()
 @config_option
 @click.option("-d", "--detach", is_flag=True, help="Return at once.")
 @click.option("--timeout", type=float, default=1800.0, show_default=True, help="Seconds to wait until ready.")
+@click.option(
+    "--partial", is_flag=True, help="Where a port is taken, that process is blocked; the rest starts."
+)
 @command
-async def up(file: str | None, detach: bool, timeout: float) -> int:
+async def up(file: str | None, detach: bool, timeout: float, partial: bool) -> int:
     """Start the daemon and the cluster; show progress until it is ready. Ctrl-C leaves it running."""
-    return await bring_up(file, detach=detach, timeout=timeout)
+    return await bring_up(file, detach=detach, timeout=timeout, partial=partial)
 
 
-async def bring_up(file: str | None, *, detach: bool, timeout: float = 0) -> int:
+async def bring_up(file: str | None, *, detach: bool, timeout: float = 0, partial: bool = False) -> int:
     """`eccon up`; with `detach` it returns as soon as the start is under way. The exit code."""
     topology = config.load(config.find(file))
     launcher = topology.launcher
@@ -67,7 +56,7 @@ async def bring_up(file: str | None, *, detach: bool, timeout: float = 0) -> int
     paths = await asyncio.to_thread(start_daemon, topology.path)
     async with Client(paths.control_socket) as client:
         try:
-            await client.up()
+            await client.up(partial=partial)
         except ControlError as e:
             if not was_running:
                 await stop_all(client)
@@ -100,35 +89,14 @@ async def wait_until_ready(client: Client, timeout: float) -> int:
         TimeoutError: neither within `timeout` seconds.
     """
 
-    async def watch(progress: Progress) -> ClusterState:
-        async for state in follow(client):
-            progress.show(state.processes)
-            wanted = [p for p in state.processes if p.wanted]
-            if any(p.state in ENDED for p in wanted) or (wanted and all(map(_serves, wanted))):
-                return state
-        msg = "the daemon ended"
-        raise NotRunning(msg)
+    def all_serve(state: ClusterState) -> bool:
+        wanted = [p for p in state.processes if p.wanted]
+        return bool(wanted) and all(map(serves, wanted))
 
-    try:
-        with Progress() as progress:
-            state = await asyncio.wait_for(watch(progress), timeout)
-    except asyncio.TimeoutError as e:
-        msg = f"not ready after {timeout:g} s; it goes on starting"
-        raise TimeoutError(msg) from e
-    lost = [p for p in state.processes if p.wanted and p.state in ENDED]
-    for p in lost:
-        for text in p.last_lines:
-            narrate(f"  {p.name} | {text}")
-    if lost:
-        return FAILED
-    narrate(f"ready: {state.cluster.public_url}")
-    return 0
-
-
-def _serves(p: Process) -> bool:
-    """Ready; an encoder also in the proxy's eyes, which is what sends it items."""
-    in_rotation = p.role is not Role.ENCODER or (p.encoder is not None and p.encoder.state == "ready")
-    return p.state is State.READY and in_rotation
+    code = await watch(client, all_serve, timeout, "not ready, though it goes on starting,")
+    if code == 0:
+        narrate(f"ready: {(await client.state()).cluster.public_url}")
+    return code
 
 
 @click.command()
@@ -226,35 +194,6 @@ def _ms(q: Quantiles) -> str:
     return f"{q.p50:.1f}/{q.p99:.1f}"
 
 
-def _wait_option(f: click.decorators.FC) -> click.decorators.FC:
-    return click.option(
-        "--timeout", type=float, default=1800.0, show_default=True, help="Seconds to wait for the end state."
-    )(f)
-
-
-@click.command()
-@click.argument("name", required=False)
-@config_option
-@_wait_option
-@click.option("--force", is_flag=True, help="Do not wait for what it staged; the PD may die.")
-@click.option("--rolling", is_flag=True, help="All encoders, each when the one before is ready again.")
-@command
-async def restart(name: str | None, file: str | None, timeout: float, force: bool, rolling: bool) -> int:
-    """Restart one process; an encoder is drained first."""
-    if (name is None) is not rolling:
-        msg = "give the NAME of one process, or --rolling"
-        raise click.UsageError(msg)
-    async with Client(control_socket(file)) as client:
-        state = await client.state()
-        names = [name] if name else [p.name for p in state.processes if p.role is Role.ENCODER and p.wanted]
-        for each in names:
-            before = state.process(each)
-            await client.restart(each, force=force)
-            if code := await _settle(client, each, State.READY, timeout, after=before):
-                return code
-    return 0
-
-
 @click.command()
 @config_option
 @command
@@ -263,96 +202,4 @@ async def reload(file: str | None) -> int:
     config.load(config.find(file))
     async with Client(control_socket(file)) as client:
         await client.reload()
-    return 0
-
-
-@click.command()
-@click.argument("name")
-@config_option
-@_wait_option
-@command
-async def start(name: str, file: str | None, timeout: float) -> int:
-    """Start one stopped process."""
-    async with Client(control_socket(file)) as client:
-        await client.start(name)
-        return await _settle(client, name, State.READY, timeout)
-
-
-@click.command()
-@click.argument("name")
-@config_option
-@_wait_option
-@click.option("--force", is_flag=True, help="Do not wait for what it staged; the PD may die.")
-@command
-async def stop(name: str, file: str | None, timeout: float, force: bool) -> int:
-    """Stop one process; an encoder is drained first."""
-    async with Client(control_socket(file)) as client:
-        await client.stop(name, force=force)
-        return await _settle(client, name, State.STOPPED, timeout)
-
-
-@click.command()
-@config_option
-@_wait_option
-@command
-async def add(file: str | None, timeout: float) -> int:
-    """Add an encoder on the next free device and port."""
-    async with Client(control_socket(file)) as client:
-        name = await client.add()
-        click.echo(name)
-        return await _settle(client, name, State.READY, timeout)
-
-
-@click.command()
-@click.argument("name")
-@config_option
-@_wait_option
-@command
-async def remove(name: str, file: str | None, timeout: float) -> int:
-    """Drain an encoder, stop it and take it out of the cluster."""
-    async with Client(control_socket(file)) as client:
-        await client.remove(name)
-        return await _settle(client, name, None, timeout)
-
-
-async def _settle(
-    client: Client, name: str, wanted: State | None, timeout: float, after: Process | None = None
-) -> int:
-    """Shows `name` until it is in the state `wanted` (None: gone), with another pid than `after` had."""
-
-    async def watch(progress: Progress) -> int:
-        async for state in follow(client):
-            p = state.process(name)
-            if p is None:
-                if wanted is None:
-                    return 0
-                continue
-            progress.show([p])
-            reached = _serves(p) if wanted is State.READY else p.state is wanted
-            if reached and (after is None or p.pid != after.pid):
-                return 0
-            if p.state in ENDED and wanted is not State.STOPPED:
-                return FAILED
-        msg = "the daemon ended"
-        raise NotRunning(msg)
-
-    try:
-        with Progress() as progress:
-            return await asyncio.wait_for(watch(progress), timeout)
-    except asyncio.TimeoutError as e:
-        msg = f"{name}: not {wanted.value if wanted else 'gone'} after {timeout:g} s"
-        raise TimeoutError(msg) from e
-
-
-@click.command()
-@click.argument("name")
-@click.option("--file", "file", metavar="FILE", callback=file_or_parents, help="eccon.toml, as elsewhere -f.")
-@click.option("-n", "--lines", type=click.IntRange(min=0), default=200, show_default=True)
-@click.option("-f", "--follow", "follow_", is_flag=True, help="Go on as the log grows.")
-@command
-async def logs(name: str, file: str | None, lines: int, follow_: bool) -> int:
-    """Print a process's log (`daemon`: the daemon's own)."""
-    async with Client(control_socket(file)) as client:
-        async for line in client.logs(name, lines=lines, follow=follow_):
-            click.echo(line)
     return 0
