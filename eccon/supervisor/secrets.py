@@ -5,7 +5,7 @@ from collections.abc import Iterable
 
 __all__ = ["shown"]
 
-SECRET = re.compile(r"(?i)^(--?[\w-]*(?:api-key|token|password|secret)[\w-]*)(=.*)?$")
+SECRET = re.compile(r"(?i)^(--?[\w-]*(?:api-key|token(?!s)|password|secret)[\w-]*)(=.*)?$")
 MASK = "***"
 
 
