@@ -21,7 +21,8 @@ class Identity:
 
     def __init__(self, settings: Settings) -> None:
         self.mode = settings.identity
-        # Unique over restarts of the proxy: encoders outlive it.
+        # Unique over restarts of the proxy, since encoders outlive it; of one length, so that none is the
+        # beginning of another in a log.
         self._prefix = b"ec-" + os.urandom(9).hex().encode()
         self._serial = itertools.count(1)
         self._seen: OrderedDict[str, str] = OrderedDict()
@@ -34,7 +35,7 @@ class Identity:
     def make(self, plan: Plan, item: Item) -> bytes | None:
         """An identity for one attempt at an item; None leaves the part as the client sent it."""
         if self.mode == "attempt":
-            return b"%b-%x" % (self._prefix, next(self._serial))
+            return b"%b-%010x" % (self._prefix, next(self._serial))
         return content_uuid(plan, item) if self.mode == "content" else None
 
     def label(self, item: Item) -> bytes:
