@@ -132,6 +132,22 @@ def test_an_encoder_can_be_added_and_removed_again(running: Cluster) -> None:
     assert "encoder-4" not in running.eccon("send", *SAMPLES).stderr
 
 
+def test_scale_and_rolling_restart(running: Cluster) -> None:
+    def encoders() -> dict[str, int]:
+        return {p["name"]: p["pid"] for p in running.state()["processes"] if p["role"] == "encoder"}
+
+    running.eccon("scale", "2")
+    before = encoders()
+    assert sorted(before) == ["encoder-0", "encoder-1"]
+    running.eccon("restart", "--rolling")
+    after = encoders()
+    assert sorted(after) == sorted(before)
+    assert not set(after.values()) & set(before.values())
+    running.eccon("scale", "4")
+    assert len(encoders()) == 4
+    assert_names_the_samples(running.eccon("send", *SAMPLES).stdout)
+
+
 def test_logs_are_there_and_can_be_followed(running: Cluster) -> None:
     assert "Application startup complete" in running.eccon("logs", "encoder-0", "-n", "10000").stdout
     command = running.command("logs", "pd", "-n", "1", "-f")
