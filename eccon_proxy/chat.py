@@ -86,6 +86,7 @@ async def _with_media(ex: Exchange, plan: Plan, pd: PD, mark: int, headers: byte
     # Nothing may be awaited from here until the request is at the PD: what was just found usable is.
     request = Forward(pd, mark, staged, places)
     uuids = None if core.services.identity.keeps else [s.uuid for s in staged]
+    ex.trace.gate()
     core.traces.changed(ex.trace)
     await forward(ex, request, headers, pd_body(plan, uuids), encoded_at=fanout.last_at)
 

@@ -258,7 +258,6 @@ class Exchange:
             headers.append((b"content-length", length))
         self.started = True
         await send({"type": "http.response.start", "status": response.status, "headers": headers})
-        span = self.trace.span("stream")
         total = 0
         try:
             while data := await read():
@@ -277,7 +276,6 @@ class Exchange:
                 self.trace.completion_tokens = usage.get(b"completion")
         if forward.unanswered:
             self._first_byte(response, forward)
-        span.close("error" if self.error else "ok", self.error)
         self.answered = True
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
@@ -290,6 +288,7 @@ class Exchange:
         for span in self.trace.spans:
             if span.kind == "pd":
                 span.close()
+        self.trace.span("stream")  # ended with the trace
 
     async def _broke(self, error: UpstreamError, *, is_stream: bool) -> None:
         """The answer ended before its end."""

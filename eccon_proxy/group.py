@@ -28,7 +28,7 @@ class Group:
     """The encoders that push to one PD."""
 
     def __init__(self, settings: Settings) -> None:
-        self._settings = settings
+        self.settings = settings
         self.members: list[Encoder] = []
         self.open_members = 0
         self.flushed_at = 0.0
@@ -57,7 +57,7 @@ class Group:
     def capacity(self) -> int:
         """Items that the open members may hold together: with more under way, requests that each hold
         some would wait for each other's places for ever."""
-        return self._settings.staged_items * self.open_members
+        return self.settings.staged_items * self.open_members
 
     @property
     def waiting(self) -> int:
@@ -159,7 +159,7 @@ class Group:
     def _choose(self, exclude: set[str], key: bytes) -> Encoder | None:
         if not self.members:
             return None
-        policy = self._settings.policy
+        policy = self.settings.policy
         if policy == "affinity" and key:
             found = self._nearest(exclude, key)
         elif policy in {"round_robin", "affinity"} and not exclude:

@@ -78,6 +78,12 @@ class Recorder:
         self.spans.append(record)
         return record
 
+    def gate(self) -> None:
+        """All items are staged: from the first one's end on, the request waited for the others."""
+        ends = [s.end for s in self.spans if s.kind == "encode" and s.outcome == "ok" and s.end is not None]
+        record = self.span("gate")
+        record.start, record.end = min(ends), max(ends)
+
     def finish(self, status: int, outcome: Outcome, error: str = "") -> None:
         """End the trace and what is still open in it."""
         self.total = time.perf_counter() - self.start
