@@ -50,7 +50,25 @@ class _Chat(msgspec.Struct, gc=False):
     priority: Raw = ABSENT
 
 
+class _LooseMessage(msgspec.Struct, gc=False):
+    content: Raw = Raw(b"null")
+
+
+class _LooseChat(msgspec.Struct, gc=False):
+    """`_Chat` before any type is looked at: a doubled key may have stood for anything before."""
+
+    messages: Raw = Raw(b"null")
+    model: Raw = ABSENT
+    stream: Any = None
+    mm_processor_kwargs: Raw = ABSENT
+    media_io_kwargs: Raw = ABSENT
+    priority: Raw = ABSENT
+
+
 _chat = msgspec.json.Decoder(_Chat)
+_loose_chat = msgspec.json.Decoder(_LooseChat)
+_loose_messages = msgspec.json.Decoder(list[_LooseMessage] | None)
+_content = msgspec.json.Decoder(str | list[Raw] | None)
 _members = json.JSONDecoder()
 _SPACE = re.compile(r"[ \t\n\r]*")
 
@@ -130,7 +148,7 @@ def parse(
     try:
         if not body.isascii():
             str(body, "utf-8")
-        chat = _chat.decode(memoryview(body)[base:] if base else body)
+        chat = _read(memoryview(body)[base:] if base else body)
     except UnicodeDecodeError as error:
         raise bad_request(f"The body is not UTF-8: {error.reason} at byte {error.start}") from None
     except RecursionError:
@@ -148,6 +166,23 @@ def parse(
                 _take(plan, raw, i, j, kinds, keep_uuid=keep_uuid, allow_bare=allow_bare)
     _share(plan, chat)
     return plan
+
+
+def _read(body: Buffer) -> _Chat:
+    try:
+        return _chat.decode(body)
+    except msgspec.ValidationError:
+        # Either it is no chat request, or what is wrong is overruled by a later key of the same name.
+        loose = _loose_chat.decode(body)
+    messages = _loose_messages.decode(loose.messages)
+    return _Chat(
+        messages=None if messages is None else [_Message(_content.decode(m.content)) for m in messages],
+        model=loose.model,
+        stream=loose.stream,
+        mm_processor_kwargs=loose.mm_processor_kwargs,
+        media_io_kwargs=loose.media_io_kwargs,
+        priority=loose.priority,
+    )
 
 
 def _take(

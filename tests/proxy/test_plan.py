@@ -80,6 +80,12 @@ def test_the_last_of_doubled_messages_is_the_one_that_is_edited() -> None:
     assert json.loads(out)["messages"][0]["content"][0]["uuid"] == "U0"
 
 
+def test_what_a_later_key_overrules_may_have_any_type() -> None:
+    body = f'{{"messages":1,"messages":[{{"content":7,"role":"user","content":[{IMAGE}]}}]}}'.encode()
+    plan = parse(body, kinds=ALL)
+    assert json.loads(forwarded(plan))["messages"][0]["content"][0]["uuid"] == "U0"
+
+
 def test_identical_parts_are_one_item_and_another_detail_is_not() -> None:
     other = '{"type":"image_url","image_url":{"url":"http://x/1","detail":"high"}}'
     plan = parse(chat(IMAGE, other, IMAGE, IMAGE[:-1] + ',"uuid":"mine"}'), kinds=ALL)
