@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import random
 import re
 import signal
 import socket
@@ -29,11 +30,16 @@ FLAGS = (
 
 
 def free_port() -> int:
-    """A TCP port that nobody had a moment ago."""
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        port: int = s.getsockname()[1]
-        return port
+    """A TCP port that nobody had a moment ago, below those that the system gives out by itself.
+
+    vLLM binds its port with SO_REUSEADDR and does not listen until it is ready: in the meantime the system may
+    give the very same port to a ZeroMQ socket that asks for any, and the server is never heard of (seen).
+    """
+    while True:
+        port = random.randrange(10_000, 32_000)
+        with socket.socket() as s, contextlib.suppress(OSError):
+            s.bind(("127.0.0.1", port))
+            return port
 
 
 def until(condition: Callable[[], bool], timeout: float, what: str) -> None:
@@ -243,7 +249,7 @@ class LabTarget(Target):
     """Real vLLM on CPU with the real connector, in the directory ECCON_LAB: `venv/` and a tiny model."""
 
     scale = 1.0
-    start_s = 180.0
+    start_s = 400.0
 
     def __init__(self, directory: Path) -> None:
         super().__init__(directory)

@@ -196,7 +196,7 @@ def test_the_65th_message_without_a_pd_blocks(target: Target, pull: "zmq.Socket[
             assert ask(encoder, [part(fresh(), small)], max_tokens=1).status == 200
         for content in ([part(fresh(), small)], "only text"):
             with pytest.raises(TimeoutError):
-                ask(encoder, content, max_tokens=1, timeout=3)
+                ask(encoder, content, max_tokens=1, timeout=1.5)
         assert len(encoder.events("pushed")) == 64
         pull.bind(f"tcp://127.0.0.1:{port}")
         names = [msgspec.msgpack.decode(pull.recv())["mm_hash"] for _ in range(65)]
