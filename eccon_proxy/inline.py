@@ -50,7 +50,10 @@ class _Checked(AbstractResolver):
         self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_INET
     ) -> list[ResolveResult]:
         found = await self._resolver.resolve(host, port, family)
-        return [r for r in found if self._private or _public(r["host"])]
+        allowed = [r for r in found if self._private or _public(r["host"])]
+        if not allowed:
+            raise OSError(None, "its address is not a public one")
+        return allowed
 
     async def close(self) -> None:
         await self._resolver.close()
