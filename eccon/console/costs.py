@@ -51,7 +51,9 @@ def _encoder(action: str, state: ClusterState, process: Process) -> list[str]:
     else:
         lines.append(f"{_n(held, 'item')} being encoded, {_n(staged, 'item')} staged: drained first")
     if others:
-        lines.append(f"PD keeps serving; {_n(others, 'encoder')} remain{'s' if others == 1 else ''}")
+        pd = next((p for p in state.processes if p.role is Role.PD), None)
+        serving = "PD keeps serving" if pd is None or serves(pd) else f"The PD is {pd.state.value}"
+        lines.append(f"{serving}; {_n(others, 'encoder')} remain{'s' if others == 1 else ''}")
     else:
         lines.append("No other encoder is ready: requests with images are refused meanwhile")
     return lines

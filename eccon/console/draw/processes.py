@@ -135,7 +135,7 @@ COLUMNS: tuple[Column[Row], ...] = (
     Column("items", "items", 6, 3, _items, right=True),
     Column("bar", "", BAR, 11, _bar),
     Column("rate", "", 6, 12, _rate, right=True),
-    Column("encode", "enc p50/p99", 14, 5, _encode, right=True),
+    Column("encode", "enc p50/p99", 15, 5, _encode, right=True),
     Column("transfer", "xfer p50/p99", 13, 4, _transfer, right=True),
 )
 

@@ -139,7 +139,7 @@ def matches(trace: Trace, words: str) -> bool:
 
 def table(traces: Iterable[Trace], width: int, now: float) -> tuple[Line, list[tuple[str, Line]]]:
     """The heading, and (id, line) of each trace, in the order given."""
-    name = 20 if width >= 130 else 16 if width >= 90 else 12
+    name = 20 if width >= 130 else 16 if width >= 72 else 12
     wide = [msgspec.structs.replace(c, width=name) if c.key == "id" else c for c in COLUMNS]
     columns = choose(wide, width - (13 if width >= 84 else 0))
     room = width - sum(c.width + 1 for c in columns) - 1
