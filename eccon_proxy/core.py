@@ -102,7 +102,7 @@ class Core:
         for pd in self.pds:
             pd.close()
         for encoder in self.encoders.values():
-            encoder.upstream.close()
+            encoder.close()
         if self.inliner is not None:
             await self.inliner.close()
         if self.exporter is not None:
@@ -133,7 +133,7 @@ class Core:
         self.encoders.pop(encoder.id, None)
         self._states.pop(encoder.id, None)
         encoder.group.remove(encoder)
-        encoder.upstream.close()
+        encoder.close()
         self.metrics.forget(encoder.id)
         self.feed.publish("state", self.state())
 

@@ -68,6 +68,8 @@ class Encoder:
         self.group = group
         self.url = url
         self.upstream = Upstream(url, connect_timeout=settings.connect_timeout)
+        self.probed = Upstream(url, connect_timeout=settings.connect_timeout)
+        """The same server for probes: they take no connection that an item could use."""
         self._settings = settings
         self._on_change = on_change
         self.since = time.time()
@@ -150,6 +152,11 @@ class Encoder:
             self.answers = False
             self.lose()
             self.settle(reason)
+
+    def close(self) -> None:
+        """Close every connection."""
+        self.upstream.close()
+        self.probed.close()
 
     def lose(self) -> None:
         """Take everything it holds for lost."""

@@ -93,6 +93,7 @@ class PD:
         self.url = url
         self.group = group
         self.upstream = Upstream(url, connect_timeout=settings.connect_timeout)
+        self._probed = Upstream(url, connect_timeout=settings.connect_timeout)
         self.room = Room(settings.pd_items)
         self.forwards: set[Forward] = set()
         self.on_down: set[Callable[[Failure], None]] = set()
@@ -216,6 +217,7 @@ class PD:
         self._model = None
         self._metrics.epochs.add()
         self.upstream.drop_idle()
+        self._probed.drop_idle()
         for encoder in self.group:
             encoder.lose()
         now = time.monotonic()
@@ -301,7 +303,7 @@ class PD:
         return await self._get_once(path, limit, fresh=True)
 
     async def _get_once(self, path: bytes, limit: float, *, fresh: bool) -> tuple[Response, bytes]:
-        response = await self.upstream.request(b"GET", path, self._key, timeout=limit, fresh=fresh)
+        response = await self._probed.request(b"GET", path, self._key, timeout=limit, fresh=fresh)
         try:
             return response, await response.read_all(8 * 1024 * 1024) or b""
         finally:
@@ -424,3 +426,4 @@ class PD:
             if task is not None:
                 task.cancel()
         self.upstream.close()
+        self._probed.close()

@@ -72,7 +72,7 @@ class Prober:
         error: UpstreamError | None = None
         for fresh in (False, True):
             try:
-                response = await encoder.upstream.request(
+                response = await encoder.probed.request(
                     b"GET", b"/health", timeout=self._settings.probe_timeout, fresh=fresh
                 )
             except UpstreamError as e:
@@ -145,7 +145,7 @@ class Prober:
 async def _whole(
     encoder: Encoder, method: bytes, path: bytes, headers: bytes, body: list[bytes], limit: float
 ) -> tuple[int, bytes | None]:
-    response = await encoder.upstream.request(
+    response = await encoder.probed.request(
         method, path, headers, body, timeout=limit, total=limit, fresh=True
     )
     try:
