@@ -132,7 +132,7 @@ def main() -> None:
     ap.add_argument("--encoders", type=int, default=4)
     ap.add_argument("--connections", type=int, default=8)
     ap.add_argument("--rounds", type=int, default=3)
-    ap.add_argument("--port", type=int, default=41000, help="First of encoders + 20 free ports.")
+    ap.add_argument("--port", type=int, default=23000, help="First of encoders + 20 free ports.")
     ap.add_argument("--json", type=Path)
     args = ap.parse_args()
     with tempfile.TemporaryDirectory() as name:
