@@ -358,7 +358,9 @@ class Fake:
         with contextlib.suppress(asyncio.CancelledError):
             await asyncio.gather(*self.tasks, return_exceptions=True)
         while self.connections:
-            await asyncio.sleep(0)
+            # One that was accepted just before the listener closed may only now be there.
+            self.drop(abort=abort)
+            await asyncio.sleep(0.001)
 
     def drop(self, *, abort: bool = False) -> None:
         """End every connection; the listener stays."""

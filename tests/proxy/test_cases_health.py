@@ -60,7 +60,7 @@ async def test_seven_of_eight_encoders_are_enough(clusters: Clusters) -> None:
 
 
 async def test_a_pd_that_is_down_is_503(clusters: Clusters) -> None:
-    cluster = await clusters.fresh()
+    cluster = await clusters.get()
     await cluster.pd.die()
 
     async def down() -> bool:
@@ -118,7 +118,7 @@ async def test_health_answers_at_once_with_a_stopped_encoder(clusters: Clusters)
 
 
 async def test_one_missed_probe_is_no_reason(clusters: Clusters) -> None:
-    cluster = await clusters.fresh()
+    cluster = await clusters.get()
     flapped: list[str] = []
 
     async def one_miss() -> None:
