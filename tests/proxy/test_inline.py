@@ -71,9 +71,7 @@ async def allowed(clusters: Clusters) -> Cluster:
 
 async def test_one_download_and_data_urls_on_both_sides(allowed: Cluster, site: Site) -> None:
     image = site.url("/image")
-    body = body_of(
-        text(), remote(image), remote(site.url("/redirect"), detail="low"), remote(image), seed=1.0
-    )
+    body = body_of(text(), remote(image), remote(site.url("/redirect"), detail="low"), remote(image), x=1.0)
     assert (await allowed.proxy.chat(body)).status == 200
     assert sorted(site.asked) == ["/image", "/image", "/redirect"], "identical parts are fetched once"
     data = "data:image/png;base64," + base64.b64encode(PNG).decode()
