@@ -9,11 +9,13 @@ from eccon.supervisor.cluster import Cluster
 from eccon.supervisor.owner import Owner
 from eccon.supervisor.stalls import StallWatch
 from eccon.supervisor.traces import Traces
-from eccon_proxy.schema import PDInfo, ProxyState
+from eccon_proxy.schema import EncoderInfo, PDInfo, ProxyState
 
 __all__ = ["Figures"]
 
 EVERY_S = 1.0
+EJECTED_S = 3.0
+"""How long the proxy may have put an encoder out before that is called a stall."""
 RATE_WINDOW = 10
 """Seconds that rates are of."""
 
@@ -92,19 +94,29 @@ class Figures:
         if owner.spec.role is not Role.ENCODER:
             return
         info = self.cluster.link.encoders.get(owner.name) if self.cluster.link.connected else None
-        stuck = self.stalls.stuck_s(info) if info else None
+        trouble = self._trouble(owner, info) if info else ""
         alarmed = any(a.key == key for a in self.cluster.board.alarms)
-        if stuck is not None and info and owner.state in {State.READY, State.STALLED}:
-            text = f"{info.inflight} in flight, none finished for {stuck:.0f} s"
-            self._alarm(key, owner.name, f"holds {info.inflight} items and finishes none")
-            owner.set_state(State.STALLED, text)
+        if trouble and info and owner.state in {State.READY, State.STALLED}:
+            self._alarm(key, owner.name, "holds items and finishes none" if info.inflight else trouble)
+            owner.set_state(State.STALLED, trouble)
             limit = self.cluster.topology.supervisor.restart_stalled_s
             if limit is not None and time.time() - owner.process.since > limit and owner.settled_in_life:
                 self.cluster.restart(owner.name)
-        elif alarmed and stuck is None:
+        elif alarmed and not trouble:
             self.cluster.board.end_alarm(key)
             if owner.state is State.STALLED:
                 owner.set_state(State.READY, "")
+
+    def _trouble(self, owner: Owner, info: EncoderInfo) -> str:
+        """Why an encoder whose health is good is of no use; empty when it is."""
+        stuck = self.stalls.stuck_s(info)
+        if stuck is not None:
+            return f"{info.inflight} in flight, none finished for {stuck:.0f} s"
+        # The proxy may have known it from its start or its last life: let it look again first.
+        since = max(info.since, owner.ready_at or time.time())
+        if info.state == "ejected" and time.time() - since > EJECTED_S:
+            return f"the proxy sends it nothing: {info.reason}"
+        return ""
 
     def _pd_says(self, owner: Owner, info: PDInfo) -> None:
         key = f"stalled:{owner.name}"

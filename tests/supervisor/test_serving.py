@@ -4,6 +4,10 @@ import asyncio
 import itertools
 import os
 import signal
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
 
 import aiohttp
 import pytest
@@ -23,12 +27,35 @@ SIM = {
 IMAGES = [str(p) for p in prompt.samples()]
 
 
-async def serving(site: Site, **options: object) -> None:
+async def serving(site: Site, **env: str) -> None:
     """The cluster up, and the proxy sending to every encoder."""
-    site.write(launcher='kind = "sim"', **SIM | options)  # type: ignore[arg-type]
+    site.write(launcher='kind = "sim"', failures=20, **SIM | env)  # type: ignore[arg-type]
     client = await site.start()
     await client.up()
     await site.see(lambda s: s.cluster.health == "ok")
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Site]:
+    """One for all tests here: starting it costs most."""
+    with tempfile.TemporaryDirectory(prefix="ecc", dir="/tmp") as name, pytest.MonkeyPatch.context() as patch:
+        patch.setenv("ECCON_STATE_DIR", f"{name}/s")
+        site = Site(Path(name))
+        asyncio.run(serving(site))
+        yield site
+        asyncio.run(site.down())
+
+
+@pytest.fixture
+async def shared(cluster: Site) -> Site:
+    """With encoder-0 and encoder-1, both well, whatever the test before left."""
+    here = {p.name for p in (await cluster.client.state()).processes}
+    for name in here - {"pd", "proxy", "encoder-0", "encoder-1"}:
+        await cluster.client.remove(name)
+    for _ in {"encoder-0", "encoder-1"} - here:
+        await cluster.client.add()
+    await cluster.see(lambda s: len(s.processes) == 4 and s.cluster.health == "ok")
+    return cluster
 
 
 def body(images: int, *, first: int = 0) -> bytes:
@@ -64,8 +91,8 @@ class Load:
         assert [a for a in self.answers if a[0] != 200] == []
 
 
-async def test_transfers_of_each_image_are_measured_and_join_its_trace(site: Site) -> None:
-    await serving(site)
+async def test_transfers_of_each_image_are_measured_and_join_its_trace(shared: Site) -> None:
+    site = shared
     answer = b"".join([part async for part in site.client.prompt(body(4), "my-request")])
     assert b'"choices"' in answer
 
@@ -94,8 +121,10 @@ async def test_transfers_of_each_image_are_measured_and_join_its_trace(site: Sit
     assert state.cluster.requests == 1
 
 
-async def test_an_encoder_is_restarted_removed_and_added_under_load_and_no_request_fails(site: Site) -> None:
-    await serving(site)
+async def test_an_encoder_is_restarted_removed_and_added_under_load_and_no_request_fails(
+    shared: Site,
+) -> None:
+    site = shared
     load = Load(site)
     await load.some_more()
     pd = await site.process("pd")
@@ -116,8 +145,8 @@ async def test_an_encoder_is_restarted_removed_and_added_under_load_and_no_reque
     assert not any("force" in e.text or "could not be flushed" in e.text for e in state.events)
 
 
-async def test_a_stuck_encoder_is_seen_and_its_restart_frees_the_requests(site: Site) -> None:
-    await serving(site)
+async def test_a_stuck_encoder_is_seen_and_its_restart_frees_the_requests(shared: Site) -> None:
+    site = shared
     for n in range(4):
         _ = [part async for part in site.client.prompt(body(2, first=2 * n))]
     stuck = await site.process("encoder-0")
@@ -129,7 +158,8 @@ async def test_a_stuck_encoder_is_seen_and_its_restart_frees_the_requests(site: 
             os.kill(pid, signal.SIGSTOP)
     load = Load(site)
     state = await site.see(lambda s: s.process("encoder-0").state is State.STALLED)  # type: ignore[union-attr]
-    assert "in flight, none finished for" in state.process("encoder-0").reason  # type: ignore[union-attr]
+    reason = state.process("encoder-0").reason  # type: ignore[union-attr]
+    assert "in flight, none finished for" in reason or "the proxy sends it nothing" in reason
     alarm = next(a for a in state.alarms if a.subject == "encoder-0")
     assert (alarm.severity, alarm.help) == ("critical", "restart")
     pd = await site.process("pd")
@@ -143,11 +173,11 @@ async def test_a_stuck_encoder_is_seen_and_its_restart_frees_the_requests(site: 
     assert (await site.process("pd")).pid == pd.pid
 
 
-async def test_the_pd_is_restarted_with_images_held_off_meanwhile(site: Site) -> None:
-    await serving(site)
+async def test_the_pd_is_restarted_with_images_held_off_meanwhile(shared: Site) -> None:
+    site = shared
     before = await site.client.state()
     await site.client.restart("pd")
-    state = await site.see(lambda s: any("images are held off" in e.text for e in s.events))
+    await site.see(lambda s: s.process("pd").state is State.STOPPING)  # type: ignore[union-attr]
     with pytest.raises(ControlError) as refused:
         async for _ in site.client.prompt(body(1)):
             pass
@@ -181,8 +211,8 @@ async def test_an_announced_death_is_told_at_once(site: Site) -> None:
     assert not [a for a in state.alarms if a.subject == "pd"]
 
 
-async def test_a_new_proxy_gets_its_members_again(site: Site) -> None:
-    await serving(site)
+async def test_a_new_proxy_gets_its_members_again(shared: Site) -> None:
+    site = shared
     await site.client.remove("encoder-0")
     await site.see(lambda s: s.process("encoder-0") is None)
     assert await site.client.add() == "encoder-0"
@@ -201,10 +231,11 @@ async def test_a_new_proxy_gets_its_members_again(site: Site) -> None:
     assert b'"choices"' in b"".join([part async for part in site.client.prompt(body(4))])
 
 
-async def test_all_encoders_are_renewed_one_by_one_and_scaled_under_load(site: Site) -> None:
-    await serving(site, encoders=2)
+async def test_all_encoders_are_renewed_one_by_one_and_scaled_under_load(shared: Site) -> None:
+    site = shared
     load = Load(site)
     before = {p.name: p.pid for p in (await site.client.state()).processes}
+    begun = time.time()
     await site.client.roll()
     with pytest.raises(ControlError, match="going on already"):
         await site.client.roll()
@@ -213,7 +244,7 @@ async def test_all_encoders_are_renewed_one_by_one_and_scaled_under_load(site: S
     def done(state: ClusterState) -> bool:
         nonlocal down_together
         down_together = max(down_together, sum(p.state is not State.READY for p in state.processes))
-        return any(e.text == "rolling restart done" for e in state.events)
+        return any(e.text == "rolling restart done" and e.at > begun for e in state.events)
 
     state = await site.see(done)
     assert down_together == 1
