@@ -1,11 +1,11 @@
 """`--target sim` (default) or `--target lab`, and the cluster that most tests share."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from http.client import HTTPException
 
 import pytest
 
-from tests.contract.client import ask
+from tests.contract.client import ask, fresh, part
 from tests.contract.target import LabTarget, Server, SimTarget, Target, free_port
 
 TARGETS: dict[str, type[Target]] = {"sim": SimTarget, "lab": LabTarget}
@@ -71,18 +71,29 @@ class Cluster:
             self._pd.destroy()
         self._pd = self.target.pd(self.pull_port)
         self._pd.wait_ready()
+        self._link(e for e in self._encoders if e is not None and e.alive())
+
+    def _link(self, encoders: Iterable[Server]) -> None:
+        """Wait until what they push arrives: a socket finds a PD that is new in its own time."""
+        for encoder in encoders:
+            encoder.wait_ready()
+            u = fresh()
+            assert ask(encoder, [part(u)], max_tokens=1).status == 200
+            self.pd.wait_event(f"received metadata for mm_hash={u}")
+        assert ask(self.pd, "flush", max_tokens=1).status == 200
 
     def repair(self) -> None:
         """Start what is not there, PD first. A PD may be about to die of what an earlier test left behind."""
         if self._pd is None or not self._flushed(self._pd):
             self.restart_pd()
+        fresh_ones = []
         for i, encoder in enumerate(self._encoders):
             if encoder is None or not encoder.alive():
                 if encoder is not None:
                     encoder.destroy()
-                self._encoders[i] = self.target.encoder(self.pull_port)
-        for encoder in self.encoders:
-            encoder.wait_ready()
+                self._encoders[i] = started = self.target.encoder(self.pull_port)
+                fresh_ones.append(started)
+        self._link(fresh_ones)
 
     @staticmethod
     def _flushed(pd: Server) -> bool:

@@ -32,8 +32,8 @@ FLAGS = (
 def free_port() -> int:
     """A TCP port that nobody had a moment ago, below those that the system gives out by itself.
 
-    vLLM binds its port with SO_REUSEADDR and does not listen until it is ready: in the meantime the system may
-    give the very same port to a ZeroMQ socket that asks for any, and the server is never heard of (seen).
+    vLLM binds its port with SO_REUSEADDR and does not listen until it is ready: in the meantime the system
+    may give the same port to a ZeroMQ socket that asks for any, and the server is never heard of (seen).
     """
     while True:
         port = random.randrange(10_000, 32_000)
