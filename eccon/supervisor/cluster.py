@@ -57,6 +57,8 @@ class Cluster:
         self.link = link
         self.listener = listener
         self.wanted = saved.wanted
+        self.ending = False
+        """Whether the daemon is about to end: nothing is started any more."""
         self.paused = ""
         """Why no images go to the PD; empty when they do."""
         self.store = Store(paths.state_file, self._gather, self._store_trouble)
@@ -116,8 +118,8 @@ class Cluster:
         owner.failed = known.failed
         owner.lived = owner.lived or known.restarts > 0
         if life is not None and not life.died:
-            owner.ready_at = known.ready_at
-            state = State.LOADING if known.ready_at is None else State.READY
+            owner.ready_at = known.ready_at if known.life == life.id else None
+            state = State.LOADING if owner.ready_at is None else State.READY
             self.board.update(spec.name, state=state, reason="", pid=life.pid, started_at=life.started_at)
         self.board.update(spec.name, restarts=owner.restarts)
         owner.describe()
@@ -176,7 +178,14 @@ class Cluster:
         await self.until(lambda: all(o.state is State.STOPPED for o in self.owners.values()), None)
 
     def stop_going_down(self) -> None:
-        """A command that wants something up overrides a `down` that is under way."""
+        """A command that wants something up overrides a `down` that is under way.
+
+        Raises:
+            RefusedError: the daemon is ending; that cannot be overridden.
+        """
+        if self.ending:
+            msg = "the cluster is being shut down"
+            raise RefusedError(msg)
         if self._down is not None:
             self._down.cancel()
             self._down = None
@@ -412,6 +421,7 @@ class Cluster:
                     restarts=o.restarts,
                     deaths=o.backoff.deaths,
                     failed=o.failed,
+                    life=o.life.id if o.life else "",
                     ready_at=o.ready_at,
                 )
                 for o in self.owners.values()

@@ -125,6 +125,7 @@ class Daemon:
             for task in (*tasks, serving):
                 task.add_done_callback(self._task_ended)
             await self._end.wait()
+            cluster.ending = self._stop_first
             if self._stop_first:
                 await cluster.down()
             for task in (*tasks, serving):

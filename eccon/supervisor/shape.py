@@ -29,7 +29,7 @@ class Shape:
             RefusedError: there is none, or the cluster is down.
         """
         c = self.cluster
-        if not c.wanted:
+        if not c.wanted or c.ending:
             msg = "the cluster is down; `up` first"
             raise RefusedError(msg)
         async with self._one_at_a_time:

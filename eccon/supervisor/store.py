@@ -26,6 +26,8 @@ class Remembered(msgspec.Struct, kw_only=True):
     restarts: int = 0
     deaths: int = 0
     failed: str = ""
+    life: str = ""
+    """Id of the life that `ready_at` is of."""
     ready_at: float | None = None
 
 
