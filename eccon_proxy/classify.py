@@ -137,8 +137,10 @@ def carries_media(value: Any) -> str | None:
             kind = node.get("type")
             if isinstance(kind, str) and kind in PAYLOAD_OF:
                 return kind
+            # With a uuid even a null payload is media: "use what you have cached under it".
+            named = node.get("uuid") is not None
             for key in MEDIA_KEYS:
-                if node.get(key) is not None:
+                if node.get(key) is not None or (named and key in node):
                     return key
             stack.extend(node.values())
         elif isinstance(node, list):
