@@ -64,6 +64,7 @@ port = 19000
 # backoff_max_s = 60
 # backoff_reset_s = 300          # a life this long makes the next death the first
 # failures = 5                   # deaths in a row until `failed`
+# restart_stalled_s = 120        # restart an encoder that is stalled so long; left out: only you do
 # probe_interval_s = 1
 # probe_timeout_s = 2
 # log_bytes = 16777216           # a log file's size before it is rotated

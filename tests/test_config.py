@@ -124,6 +124,6 @@ def test_every_commented_key_of_the_template_is_the_default(directory: Path) -> 
     every = "\n".join(
         line[2:] if line.startswith("# ") and "=" in line.split("#")[1] else line
         for line in text.splitlines()
-        if not line.startswith(("# An", "# A key", "# served", "# HF"))
+        if not line.startswith(("# An", "# A key", "# served", "# HF", "# restart_stalled"))
     ).replace("# [env]", "[env]")
     assert config.parse(every, path) == as_written
