@@ -93,18 +93,19 @@ class Drains:
             self._core.leave(encoder)
 
     async def _drain(self, encoder: Encoder, *, now: bool) -> None:
+        pd = self._core.pd_of(encoder)
         while encoder.inflight or encoder.staged:
             if now:
                 for visit in tuple(encoder.inflight):
                     visit.evict("the encoder is drained")
-            at_gate = sum(not s.handed for s in encoder.staged.values())
-            at_pd = len(encoder.staged) - at_gate
+            for staged in tuple(encoder.staged.values()):
+                if not staged.handed:  # its request waits at the gate, and encodes it again elsewhere
+                    staged.void()
+                    pd.orphaned(staged)
             self._say(
-                encoder,
-                f"waits for {len(encoder.inflight)} in flight, {at_gate} at the gate, {at_pd} at the PD",
+                encoder, f"waits for {len(encoder.inflight)} in flight, {len(encoder.staged)} at the PD"
             )
             await asyncio.sleep(LOOK_EVERY)
-        pd = self._core.pd_of(encoder)
         tries = 0
         begun = asyncio.get_running_loop().time()
         while pd.state == "ready":

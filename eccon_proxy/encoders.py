@@ -47,6 +47,10 @@ class Staged:
         self.handed = False
         """Whether the request that uses it is at the PD."""
 
+    def void(self) -> None:
+        """Whoever counts on it must encode the item again."""
+        self.life = -1
+
     def usable(self, oldest: float) -> bool:
         """Whether the PD may still be sent there for it."""
         e = self.encoder
@@ -219,11 +223,13 @@ class Encoder:
 
     # what it holds
 
-    def orphan(self, staged: Staged) -> None:
-        """A staged item that its request will not use."""
-        if self.staged.pop(staged.uuid, None) is not None:
-            self._orphans.append(staged.at)
-            self.touched()
+    def orphan(self, staged: Staged) -> bool:
+        """A staged item that its request will not use; False when that was known."""
+        if self.staged.pop(staged.uuid, None) is None:
+            return False
+        self._orphans.append(staged.at)
+        self.touched()
+        return True
 
     def consumed(self, staged: Staged) -> None:
         """The PD has taken an item."""

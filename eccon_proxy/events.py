@@ -7,18 +7,18 @@ from typing import Literal
 
 import msgspec
 
-from eccon_proxy.schema import EncoderInfo, PDInfo, ProxyState
+from eccon_proxy.schema import EncoderInfo, PDInfo, ProxyState, Trace
 from eccon_proxy.trace import Recorder
 
 __all__ = ["Event", "Feed"]
 
 Kind = Literal["trace", "encoder", "pd", "state", "shutdown"]
-Payload = Recorder | EncoderInfo | PDInfo | ProxyState | dict[str, str]
+Payload = Recorder | Trace | EncoderInfo | PDInfo | ProxyState | dict[str, str]
 PING_SECONDS = 15.0
 
 
 class Event:
-    """One event; a trace is rendered when it is sent, so it shows what the trace is then."""
+    """One event. A trace that nobody watched is rendered when it is sent, and shows what it is then."""
 
     __slots__ = ("kind", "payload", "seq")
 
@@ -52,6 +52,8 @@ class Feed:
     def publish(self, kind: Kind, payload: Payload) -> None:
         """Add an event."""
         self.seq += 1
+        if self._readers and isinstance(payload, Recorder):
+            payload = payload.snapshot()
         self._ring.append(Event(self.seq, kind, payload))
         for reader in self._readers:
             reader.set()

@@ -172,8 +172,8 @@ class PD:
 
     def orphaned(self, staged: Staged) -> None:
         """An item was encoded for nobody."""
-        self._metrics.orphans.add()
-        staged.encoder.orphan(staged)
+        if staged.encoder.orphan(staged):
+            self._metrics.orphans.add()
 
     # its lives
 
