@@ -84,7 +84,9 @@ def test_the_proxy_gets_every_encoder(guide: config.Topology) -> None:
     assert spec.argv[1:] == (
         *("-m", "eccon_proxy", "--host", "0.0.0.0", "--port", "19000"),
         *("--encode-servers-urls", "http://127.0.0.1:19101,http://127.0.0.1:19102"),
-        *("--decode-servers-urls", "http://127.0.0.1:19100", "--admin", "unix:/state/admin.sock"),
+        *("--decode-servers-urls", "http://127.0.0.1:19100", "--connector", "RblnECNixlConnector"),
+        *("--pd-items", str(vllm.PULLS), "--staged-items", "192", "--staged-age", "225"),
+        *("--admin", "unix:/state/admin.sock"),
     )
     assert spec.url == "http://127.0.0.1:19000"
 

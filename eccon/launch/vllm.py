@@ -10,8 +10,9 @@ from eccon.launch.versions import device_variables
 from eccon.model import Role
 from eccon.paths import ClusterPaths
 
-__all__ = ["CAPACITY", "PULLS", "TTL_S", "encoder", "logging_config", "pd"]
+__all__ = ["CAPACITY", "PULLS", "RBLN_CONNECTOR", "TTL_S", "encoder", "logging_config", "pd"]
 
+RBLN_CONNECTOR = "RblnECNixlConnector"
 TTL_S = 300
 """Seconds that an encoder keeps an item. The connector's 60 hardly hold eight images of 13.8 s each."""
 CAPACITY = 256
