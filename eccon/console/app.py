@@ -31,7 +31,7 @@ from eccon.model import Change, ClusterInfo, ClusterState, State, Trace
 
 __all__ = ["ConsoleApp", "open_on"]
 
-TICK_S, SLOW_TICK_S = 0.5, 3.0
+TICK_S, SLOW_TICK_S = 1.0, 3.0
 """The least time between two frames that nobody asked for with a key."""
 
 LIVELY = {State.STARTING, State.LOADING, State.BACKOFF, State.DRAINING, State.STOPPING}

@@ -93,7 +93,8 @@ async def test_help_and_palette_name_every_action(tmp_path: Path) -> None:
             screen = app.screen
             assert isinstance(screen, Help)
             assert screen.scope == scope
-            text = "\n".join("".join(t for t, _ in line) for _, line in screen.query_one("#keys", Rows)._rows)
+            drawn = (line() if callable(line) else line for _, line in screen.query_one("#keys", Rows)._rows)
+            text = "\n".join("".join(part for part, _ in line) for line in drawn)
             for action in actions.in_scope(scope):
                 assert action.tooltip in text
                 assert f" {action.title} " in text

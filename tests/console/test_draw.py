@@ -32,8 +32,8 @@ def all_lines(state: ClusterState, width: int) -> list[Line]:
     lines = [header.header(state, width, NOW), *header.headers(state, width, NOW)]
     heading, rows = processes.table(state, width, NOW, history.rates())
     lines += [fit_line(line, width) for line in (heading, *(line for _, line in rows))]
-    heading, rows = traces.table(state.traces, width, NOW)
-    lines += [fit_line(line, width) for line in (heading, *(line for _, line in rows))]
+    layout = traces.Layout(width, NOW)
+    lines += [fit_line(line, width) for line in (layout.heading, *map(layout.line, state.traces))]
     lines += [events.event(e, width) for e in state.events]
     lines += [events.alarm(a, width, NOW, {"restart": "r"}) for a in state.alarms]
     lines += flow.flow(state, width)
@@ -99,7 +99,7 @@ def test_figures_keep_their_width() -> None:
     assert max(len(figures.seconds(s)) for s in (0.0, 0.001, 9.994, 9.996, 99.9, 340.0, 9999.0)) <= 4
     assert figures.pair_ms(12.0, 31.4) == "12/31 ms"
     assert figures.pair_ms(800.0, 1400.0) == "0.8/1.4 s"
-    assert figures.percent(212.0) == "210%"  # steps of 5 above 100: noise is not redrawn
+    assert figures.percent(212.0) == "210%"  # steps of 5: noise is not redrawn
 
 
 def test_the_table_names_what_matters_at_every_width() -> None:

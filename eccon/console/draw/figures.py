@@ -34,10 +34,8 @@ def count(n: int | None) -> str:
 
 
 def percent(p: float | None) -> str:
-    """CPU of a tree: steps of 1 below 100, of 5 above, so that noise is not redrawn."""
-    if p is None:
-        return NONE
-    return f"{round(p / 5) * 5 if p >= 100 else round(p)}%"
+    """CPU of a tree in steps of 5, so that noise is not redrawn."""
+    return NONE if p is None else f"{round(p / 5) * 5}%"
 
 
 def gib(n: int | None) -> str:

@@ -1,6 +1,7 @@
 """The list of requests: one line each, newest first; figures in seconds."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from functools import partial
 
 import msgspec
 
@@ -10,7 +11,7 @@ from eccon.console.draw.marks import status
 from eccon.console.draw.text import Line, Part, clean, fit
 from eccon.model import Span, Trace
 
-__all__ = ["Stages", "matches", "stages", "table"]
+__all__ = ["Layout", "Stages", "matches", "stages"]
 
 
 class Stages(msgspec.Struct, frozen=True):
@@ -137,19 +138,27 @@ def matches(trace: Trace, words: str) -> bool:
     return True
 
 
-def table(traces: Iterable[Trace], width: int, now: float) -> tuple[Line, list[tuple[str, Line]]]:
-    """The heading, and (id, line) of each trace, in the order given."""
-    name = 20 if width >= 130 else 16 if width >= 72 else 12
-    wide = [msgspec.structs.replace(c, width=name) if c.key == "id" else c for c in COLUMNS]
-    columns = choose(wide, width - (13 if width >= 84 else 0))
-    room = width - sum(c.width + 1 for c in columns) - 1
-    rows = []
-    for trace in traces:
-        item = Row(trace, stages(trace), now)
-        line = row(columns, item)
-        if room >= 6:
+class Layout:
+    """The columns for a width; lines are drawn one by one, since few of a long list are ever seen."""
+
+    def __init__(self, width: int, now: float) -> None:
+        name = 20 if width >= 130 else 16 if width >= 72 else 12
+        wide = [msgspec.structs.replace(c, width=name) if c.key == "id" else c for c in COLUMNS]
+        self._columns = choose(wide, width - (13 if width >= 84 else 0))
+        self._room = width - sum(c.width + 1 for c in self._columns) - 1
+        self._now = now
+        self.heading = heading(self._columns)
+
+    def line(self, trace: Trace) -> Line:
+        """The line of one request."""
+        item = Row(trace, stages(trace), self._now)
+        line = row(self._columns, item)
+        if self._room >= 6:
             text, tone = _note(item)
             if text:
-                line = [*line, ("  ", "text"), (fit(text, room), tone)]
-        rows.append((trace.id, line))
-    return heading(columns), rows
+                line = [*line, ("  ", "text"), (fit(text, self._room), tone)]
+        return line
+
+    def rows(self, traces: Iterable[Trace]) -> list[tuple[str, Callable[[], Line]]]:
+        """(id, how to draw its line) of each request, in the order given."""
+        return [(t.id, partial(self.line, t)) for t in traces]

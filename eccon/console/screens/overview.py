@@ -160,8 +160,8 @@ class Overview(ConsoleScreen):
     def _draw_traces(self, now: float) -> None:
         box = self.traces
         if box.size.height:
-            newest = list(reversed(self.state.traces[-200:]))
-            box.put(*traces.table(newest, box.size.width, now))
+            layout = traces.Layout(box.size.width, now)
+            box.put(layout.heading, layout.rows(reversed(self.state.traces[-200:])))
 
     def on_rows_moved(self, message: Rows.Moved) -> None:
         if message.rows.id == "processes":

@@ -52,7 +52,8 @@ class Traces(ConsoleScreen):
         none = (
             f"no request matches {self.words!r}" if self.words else "no request yet   p sends a test prompt"
         )
-        self.rows.put(*traces.table(shown, self.rows.size.width, now), none)
+        layout = traces.Layout(self.rows.size.width, now)
+        self.rows.put(layout.heading, layout.rows(shown), none)
 
     def chosen(self) -> Trace | None:
         """The request under the cursor."""

@@ -1,6 +1,6 @@
 """A list with a cursor that stays on its row by identity, whatever moves around it."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
 from textual.binding import Binding, BindingType
@@ -52,7 +52,7 @@ class Rows(Lines, can_focus=True):
         self.chosen: str | None = None
         self.first = 0
         self._heading: Line = []
-        self._rows: list[tuple[str, Line]] = []
+        self._rows: list[tuple[str, Line | Callable[[], Line]]] = []
         self._empty = empty
         self._sticky = sticky_top
         self._at_top = True
@@ -63,8 +63,10 @@ class Rows(Lines, can_focus=True):
         """Keys of the rows, from the top."""
         return [key for key, _ in self._rows]
 
-    def put(self, heading: Line, rows: Sequence[tuple[str, Line]], empty: str | None = None) -> None:
-        """Shows these rows; the chosen one stays chosen when it is among them."""
+    def put(
+        self, heading: Line, rows: Sequence[tuple[str, Line | Callable[[], Line]]], empty: str | None = None
+    ) -> None:
+        """Shows these rows (a line, or how to draw it when it is seen); the chosen one stays chosen."""
         before = self._index()
         self._heading, self._rows = heading, list(rows)
         if empty is not None:
@@ -85,7 +87,8 @@ class Rows(Lines, can_focus=True):
         index = self._index()
         last = max(0, len(self._rows) - room)
         self.first = min(max(self.first, 0), last)
-        lines = [fit_line(line, width) for _, line in self._rows[self.first : self.first + room]]
+        seen = (line() if callable(line) else line for _, line in self._rows[self.first : self.first + room])
+        lines = [fit_line(line, width) for line in seen]
         if self._heading:
             lines.insert(0, self._head(width, room))
         if not self._rows and self._empty:
