@@ -80,9 +80,10 @@ async def get(ex: Exchange) -> None:
 
 async def _get(ex: Exchange, pd: PD, headers: bytes) -> None:
     path = ex.path
+    limit = min(GET_TIMEOUT, ex.core.settings.first_byte_timeout)
     for fresh in (False, True):
         try:
-            response = await pd.upstream.request(b"GET", path, headers, timeout=GET_TIMEOUT, fresh=fresh)
+            response = await pd.upstream.request(b"GET", path, headers, timeout=limit, fresh=fresh)
         except UpstreamError as error:
             if error.stale:
                 continue
