@@ -362,9 +362,11 @@ class Fake:
             self.drop(abort=abort)
             await asyncio.sleep(0.001)
 
-    def drop(self, *, abort: bool = False) -> None:
-        """End every connection; the listener stays."""
+    def drop(self, *, abort: bool = False, busy: bool = False) -> None:
+        """End every connection, or only those with a request on them; the listener stays."""
         for connection in tuple(self.connections):
+            if busy and connection.current is None:
+                continue
             if abort:
                 connection.reset()
             else:

@@ -428,6 +428,7 @@ class Cluster:
         """Forget the case before."""
         for fake in self.fakes:
             fake.reset()
+            fake.drop(busy=True)
             if not fake.listening:
                 await fake.start()
         await self.ready(5.0)

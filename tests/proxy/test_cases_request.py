@@ -431,10 +431,10 @@ async def test_many_large_requests_keep_health_quick(clusters: Clusters) -> None
         async with room:
             return (await cluster.proxy.chat(body)).status
 
-    statuses = await asyncio.gather(*(send() for _ in range(40)))
+    statuses = await asyncio.gather(*(send() for _ in range(24)))
     done.set()
     await watcher
-    assert statuses == [200] * 40
+    assert statuses == [200] * 24
     assert slowest < 1.0
     await wait_for(lambda: cluster.proxy.rss < base + 100_000_000, "memory given back", 10)
 
@@ -557,10 +557,10 @@ async def test_coded_bodies_are_a_415(cluster: Cluster, coding: str) -> None:
 
 async def test_a_compression_bomb_is_not_inflated(cluster: Cluster) -> None:
     squeeze = zlib.compressobj(9, wbits=31)
-    bomb = b"".join(squeeze.compress(bytes(2**24)) for _ in range(16)) + squeeze.flush()
+    bomb = b"".join(squeeze.compress(bytes(2**24)) for _ in range(6)) + squeeze.flush()
     before = cluster.proxy.rss
     (await cluster.proxy.chat(bomb, {"content-encoding": "gzip"})).error(415, 413, 400)
-    assert cluster.proxy.rss < before + 100_000_000
+    assert cluster.proxy.rss < before + 40_000_000
 
 
 async def test_identity_is_no_coding(cluster: Cluster) -> None:

@@ -14,13 +14,13 @@ from tests.proxy.support import Cluster
 
 KINDS = frozenset(ENCODED_KINDS)
 WHOLE = settings(
-    max_examples=150,
+    max_examples=100,
     deadline=None,
     database=None,
     derandomize=True,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
-PURE = settings(WHOLE, max_examples=600)
+PURE = settings(WHOLE, max_examples=400)
 
 
 def payload(media: Media) -> Any:
