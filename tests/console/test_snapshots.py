@@ -88,6 +88,18 @@ async def settled(app: ConsoleApp, times: int) -> tuple[list[str], str]:
     raise AssertionError(msg)
 
 
+async def becomes(app: ConsoleApp, text: str, digest: str | None) -> tuple[list[str], str]:
+    """Draws until the screen is the wanted one; what is drawn in the end when it never is."""
+    for _ in range(150):
+        lines, now = drawn(app)
+        if now == digest and "\n".join(lines) + "\n" == text:
+            return lines, now
+        await asyncio.sleep(0.02)
+        app.redraw()
+        await asyncio.sleep(0)
+    return lines, now
+
+
 @pytest.mark.parametrize("size", SIZES, ids=lambda s: f"{s[0]}x{s[1]}")
 async def test_screens(daemon: tuple[str, FakeDaemon], size: tuple[int, int]) -> None:
     kind, fake = daemon
