@@ -26,7 +26,8 @@ def samples() -> list[Path]:
 
 
 def _image_type(path: Path) -> str | None:
-    kind = mimetypes.guess_type(path.name)[0] or ""
+    # Not strict: WebP is a common type only, until Python 3.13, where no /etc/mime.types says more.
+    kind = mimetypes.guess_type(path.name, strict=False)[0] or ""
     return kind if kind.startswith("image/") else None
 
 

@@ -154,9 +154,10 @@ def free_ports(encoders: int) -> tuple[int, int, int, int]:
     """Free loopback ports for proxy, PD, connector and `encoders` consecutive ones, the first of them last.
 
     Free at the time of asking: nothing holds them until the processes start. Tried in random order, so that
-    two that ask at the same time hardly get the same.
+    two that ask at the same time hardly get the same; below the ephemeral ports, because vLLM binds its port
+    long before it listens on it, and the system may give an ephemeral one away meanwhile.
     """
-    for base in random.sample(range(20000, 60000, 37), 1000):
+    for base in random.sample(range(10000, 32000, 23), 900):
         held: list[socket.socket] = []
         try:
             for port in range(base, base + 3 + encoders):
@@ -169,5 +170,5 @@ def free_ports(encoders: int) -> tuple[int, int, int, int]:
             for s in held:
                 s.close()
         return base, base + 1, base + 2, base + 3
-    msg = f"no {encoders + 3} free ports in a row between 20000 and 60000"
+    msg = f"no {encoders + 3} free ports in a row between 10000 and 32000"
     raise OSError(msg)

@@ -2,6 +2,8 @@
 
 import base64
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -87,6 +89,18 @@ def test_eight_samples_of_several_formats_come_along() -> None:
     found = prompt.samples()
     assert len(found) == 8
     assert len({p.suffix for p in found}) > 1
+
+
+def test_webp_is_an_image_where_the_system_knows_no_types(tmp_path: Path) -> None:
+    (tmp_path / "a.webp").write_bytes(b"RIFF")
+    program = (
+        "import mimetypes, sys; mimetypes.init(files=[]); from eccon import prompt;"
+        "print(len(prompt.samples()), prompt.image_url(sys.argv[1])[:16])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program, str(tmp_path / "a.webp")], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.split() == ["8", "data:image/webp;"]
 
 
 def test_an_image_is_reported_by_the_attempt_that_succeeded() -> None:
