@@ -111,6 +111,6 @@ def wrap(text: str, width: int) -> list[str]:
         cut = head.rfind(" ")
         if cut > width // 2:
             head = head[: cut + 1]
-        pieces.append(head.rstrip())
+        pieces.append(head.rstrip(" "))
         text = text[len(head) :]
     return [*pieces, text]
