@@ -12,14 +12,14 @@ _ERROR = re.compile(rb'(?:^|[\r\n])data:\s*\{\s*"error"\s*:\s*(?!null)')
 
 
 class StreamTap:
-    """Notes an error event and the tail, in which the usage stands."""
+    """Notes an error event, and the last read that tells usage: it may come some events before the end."""
 
-    __slots__ = ("_open", "_tail", "error")
+    __slots__ = ("_open", "_usage", "error")
 
     def __init__(self) -> None:
         self._open = b""
         """The beginning of an event whose end has not come."""
-        self._tail = b""
+        self._usage = b""
         self.error = ""
 
     def feed(self, data: bytes) -> None:
@@ -33,11 +33,12 @@ class StreamTap:
             self._open = data[end if end > 3 else 0 :][:CAP]
         if b'"error"' in data and (m := _ERROR.search(data)):
             self.error = data[m.start() : m.start() + 500].strip().decode("utf-8", "replace")
-        self._tail = data
+        if b'"usage"' in data:
+            self._usage = data
 
     def usage(self) -> dict[bytes, int]:
         """Prompt and completion tokens, if the stream said them."""
-        return tokens(self._tail)
+        return tokens(self._usage)
 
 
 def tokens(body: bytes) -> dict[bytes, int]:

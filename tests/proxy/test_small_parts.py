@@ -197,3 +197,23 @@ def test_otlp_without_its_packages_says_which() -> None:
     except ImportError:
         with pytest.raises(SettingsError, match="opentelemetry-sdk"):
             Exporter("http://127.0.0.1:4318")
+
+
+@pytest.mark.parametrize("size", [1, 7, 60, 10_000])
+def test_usage_is_found_however_the_stream_is_cut(size: int) -> None:
+    whole = (
+        b'data: {"choices":[{"delta":{"content":"a"}}]}\n\n'
+        b'data: {"choices":[],"usage":{"prompt_tokens":11,"completion_tokens":7}}\n\n'
+        b"data: [DONE]\n\n"
+    )
+    tap = StreamTap()
+    for i in range(0, len(whole), size):
+        tap.feed(whole[i : i + size])
+    assert tap.usage() == {b"prompt": 11, b"completion": 7}
+
+
+def test_usage_is_found_when_each_event_is_a_read() -> None:
+    tap = StreamTap()
+    for piece in (b'data: {"usage":{"prompt_tokens":11,"completion_tokens":7}}\n\n', b"data: [DONE]\n\n"):
+        tap.feed(piece)
+    assert tap.usage() == {b"prompt": 11, b"completion": 7}
