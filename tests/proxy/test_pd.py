@@ -382,7 +382,7 @@ async def test_items_that_have_waited_too_long_are_encoded_again(clusters: Clust
 
 
 async def test_own_requests_are_text_only(clusters: Clusters) -> None:
-    cluster = await clusters.get()
+    cluster = await clusters.fresh()
     for encoder_id in ("encoder-0", "encoder-1"):
         await cluster.proxy.admin("POST", f"/admin/encoders/{encoder_id}/drain")
     await wait_for(lambda: cluster.pd.own, "a flush")
