@@ -60,12 +60,12 @@ def test_restart_add_and_prompt_by_key(running: Cluster) -> None:
         t.press("p")
         t.until("est prompt")
         t.press("\r")  # the samples are chosen already
-        until(
-            lambda: running.state()["traces"] and running.state()["traces"][-1]["status"] == 200, "an answer"
+        trace = until(
+            lambda: next((x for x in running.state()["traces"] if x.get("items") and x.get("status") == 200), None),
+            "an answer",
         )
-        trace = running.state()["traces"][-1]
         t.press("\x1b")
-        t.until(trace["id"][:8])
+        t.until(lambda: "est prompt" not in t.text and trace["id"][:8] in t.text)
         t.press("q")
         t.until("Leave the console")
         t.press("l")
