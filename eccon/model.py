@@ -19,11 +19,14 @@ __all__ = [
     "ClusterChanged",
     "ClusterInfo",
     "ClusterState",
+    "ConnectorCounts",
     "EngineFigures",
     "EventLogged",
     "Exit",
     "LogEvent",
     "Milestone",
+    "Npu",
+    "NpuContext",
     "Process",
     "ProcessChanged",
     "ProcessGone",
@@ -134,6 +137,54 @@ class EngineFigures(msgspec.Struct, frozen=True, kw_only=True):
     """Mean time to the first token of the requests since the reading before."""
 
 
+class ConnectorCounts(msgspec.Struct, frozen=True, kw_only=True):
+    """What the connector's log of one process told in this daemon's life, in items."""
+
+    pushed: int = 0
+    acked: int = 0
+    evicted: int = 0
+    """Thrown out before the PD took them, or by age."""
+    received: int = 0
+    completed: int = 0
+
+
+class NpuContext(msgspec.Struct, frozen=True, kw_only=True):
+    """A process that uses a device."""
+
+    pid: int
+    process: str = ""
+    """Its title, as the tool shows it."""
+    memory_bytes: int | None = None
+    status: str = ""
+
+
+class Npu(msgspec.Struct, frozen=True, kw_only=True):
+    """One accelerator device, as the vendor's tool tells it. What it does not tell is None or empty."""
+
+    device: str
+    """Its node: "rbln3"; "cuda3" for a GPU."""
+    index: int
+    """Its number in the list of visible devices."""
+    name: str = ""
+    """Of the product: "RBLN-CA22"."""
+    status: str = ""
+    """"normal", or an alarm."""
+    util_percent: float | None = None
+    memory_used: int | None = None
+    """Bytes."""
+    memory_total: int | None = None
+    """Bytes."""
+    temperature_c: float | None = None
+    power_w: float | None = None
+    """Of the whole card, which several devices may share: those have the same `card`."""
+    pstate: str = ""
+    """P10: throttled by heat; P12: hangs; P14: idle (Rebellions)."""
+    card: str = ""
+    group: str = ""
+    """Devices of one process must be of one group."""
+    contexts: tuple[NpuContext, ...] = ()
+
+
 class Process(msgspec.Struct, frozen=True, kw_only=True):
     """One managed process, with what the proxy and the connector say about it."""
 
@@ -170,6 +221,15 @@ class Process(msgspec.Struct, frozen=True, kw_only=True):
     """Of the items this encoder sent; None until the first."""
     engine: EngineFigures | None = None
     """From its own metrics; None while it has said none."""
+    npus: tuple[Npu, ...] = ()
+    """Its devices, in the order of their numbers; empty without the vendor's tool."""
+    connector: ConnectorCounts | None = None
+    milestones: tuple[tuple[str, float], ...] = ()
+    """Steps of its start in their order, each with the seconds from its begin."""
+    env: tuple[tuple[str, str], ...] = ()
+    """What eccon sets of its environment, as shown: secrets masked."""
+    external: bool = False
+    """Started by others: watched and routed to, never signalled."""
 
 
 class ClusterInfo(msgspec.Struct, frozen=True, kw_only=True):
@@ -197,6 +257,11 @@ class ClusterInfo(msgspec.Struct, frozen=True, kw_only=True):
     """Where transfer times come from."""
     lost_log_lines: int = 0
     can_add: bool = True
+    spare_npus: tuple[Npu, ...] = ()
+    """Devices of the host that no process of the topology has."""
+    npu_source: str = ""
+    """The tool that device figures come from; empty when there is none, then `npu_note` says why."""
+    npu_note: str = ""
 
 
 class Alarm(msgspec.Struct, frozen=True, kw_only=True):
