@@ -248,6 +248,8 @@ class ClusterInfo(msgspec.Struct, frozen=True, kw_only=True):
     reason: str = ""
     requests: int = 0
     inflight: int = 0
+    queued: int = 0
+    """Requests that wait in the proxy for room."""
     requests_per_s: float = 0.0
     items_per_s: float = 0.0
     ttft: Quantiles | None = None
@@ -275,6 +277,8 @@ class Alarm(msgspec.Struct, frozen=True, kw_only=True):
     severity: Literal["warning", "critical"] = "warning"
     help: str = ""
     """Name of the action that helps, e.g. "restart"."""
+    due: float | None = None
+    """When what is announced will happen, if nothing comes in between; Unix time."""
 
 
 class LogEvent(msgspec.Struct, frozen=True, kw_only=True):
