@@ -11,7 +11,7 @@ The process's environment is the shim's own plus `ECCON_LIFE`, so that no secret
 """
 
 # pathlib would cost a fifth of its memory and of its start-up:
-# ruff: noqa: PTH100, PTH105, PTH108, PTH115, PTH118, PTH120, PTH123, PTH208
+# ruff: noqa: PTH105, PTH108, PTH115, PTH118, PTH120, PTH123, PTH208
 
 import contextlib
 import ctypes
@@ -202,7 +202,8 @@ class Shim:
     """One life, from start or adoption to its end."""
 
     def __init__(self, spec_path: str) -> None:
-        self.life = os.path.dirname(os.path.abspath(spec_path))
+        # As the kernel names it: an open file of ours is known by its real path.
+        self.life = os.path.dirname(os.path.realpath(spec_path))
         self.spec = read_whole(spec_path)
         self.status_path = os.path.join(self.life, "status.json")
         self.exit_path = os.path.join(self.life, "exit.json")
@@ -213,6 +214,7 @@ class Shim:
         self.main = 0
         self.main_fd = -1
         """pidfd of an adopted process, which is not our child."""
+        self.fifo = -1
         self.ended = False
         self.asked = False
         self.kill_at: float | None = None
@@ -264,9 +266,9 @@ class Shim:
             self.kill_at = now
         elif not self.asked:
             self.kill_at = now + self.grace if self.kill_at is None else self.kill_at
-            self._send(self.main, signal.SIGTERM)
+            self._send_main(signal.SIGTERM)
             # A stopped process cannot act on TERM.
-            self._send(self.main, signal.SIGCONT)
+            self._send_main(signal.SIGCONT)
         if not self.asked:
             self.asked = True
             self.status["stopping_at"] = time.time()
@@ -309,13 +311,31 @@ class Shim:
             if stat.zombie or not same_boot or stat.start != self.status.get("start", stat.start):
                 raise ProcessLookupError
         except (OSError, ValueError):
-            # Gone, or another process with its number: only what bears the mark is ours.
+            if self.main_fd >= 0:
+                os.close(self.main_fd)
+                self.main_fd = -1
+            # Gone, or another process with its number: only what bears the mark is ours, and whoever is
+            # left in its session.
+            if self._session_is_old(pid):
+                self.sessions.add(pid)
             self._main_ended(None, None)
             return
         self.main = pid
         self.sessions.add(pid)
         self._describe(stat.start, adopted=True)
         self.log.note("log taken over by a new shim; the exit status will be unknown")
+
+    def _session_is_old(self, pid: int) -> bool:
+        """Whether the session that a dead leader's number names is still its own.
+
+        The kernel does not give away a number that names a session: while no other process has it, it is.
+        """
+        if not pid or self.status.get("boot") != boot_id():
+            return False
+        try:
+            return Stat(pid).start == self.status.get("start")
+        except OSError:
+            return True
 
     def _start(self) -> str:
         argv = [str(a) for a in _list(self.spec["argv"])]
@@ -340,7 +360,7 @@ class Shim:
             self._describe(Stat(pid).start, adopted=False)
         self.log.note(f"started pid {pid}")
         if self.asked:
-            self._send(pid, signal.SIGTERM)
+            self._send_main(signal.SIGTERM)
         return ""
 
     def _become(self, argv: list[str], error_fd: int) -> None:
@@ -382,6 +402,7 @@ class Shim:
         write_whole(self.status_path, self.status)
 
     def _serve(self, fifo: int, wake: int) -> None:
+        self.fifo = fifo
         poll = select.poll()
         for fd in (fifo, wake, self.main_fd):
             if fd >= 0:
@@ -442,14 +463,17 @@ class Shim:
         end: dict[str, object] = {"at": time.time(), "code": code, "signal": number, "asked": self.asked}
         if "at" not in read_whole(self.exit_path):
             write_whole(self.exit_path, end)
+        # What it said last stands before the note of its end.
+        if self.fifo >= 0:
+            self._pump(self.fifo, 64)
         how = f"signal {number}" if number else "exit status unknown" if code is None else f"exit code {code}"
         self.log.note(f"ended: {how}")
         self.kill_at = now + min(LEFT_GRACE_S, self.grace) if self.kill_at is None else self.kill_at
         self.kill_at = min(self.kill_at, now + LEFT_GRACE_S)
         self.next_scan = 0.0
         for stat in self._members():
-            self._send(stat.pid, signal.SIGTERM)
-            self._send(stat.pid, signal.SIGCONT)
+            self._send_exactly(stat, signal.SIGTERM)
+            self._send_exactly(stat, signal.SIGCONT)
 
     def _advance(self) -> bool:
         """Takes the stop further. True when nothing of the tree is left."""
@@ -465,7 +489,7 @@ class Shim:
             if self.killing_since is None:
                 self.killing_since = now
             for stat in members:
-                self._send(stat.pid, signal.SIGKILL)
+                self._send_exactly(stat, signal.SIGKILL)
             stuck = now - self.killing_since > 5
             if stuck and members:
                 self.status["unkillable"] = [s.pid for s in members]
@@ -499,13 +523,32 @@ class Shim:
                 inside.add(s.pid)
                 self.sessions |= {s.session} - {0, os.getsid(0)}
                 grown = True
+        # A session without members cannot get new ones, and its number may come to name a stranger's.
+        self.sessions &= {s.session for s in found.values()}
         return list(found.values())
 
+    def _send_main(self, number: int) -> None:
+        """To the process itself: a child cannot lose its number unseen, an adopted one is held by a pidfd."""
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            if self.main_fd >= 0:
+                signal.pidfd_send_signal(self.main_fd, number)
+            elif self.main > 0:
+                os.kill(self.main, number)
+
     @staticmethod
-    def _send(pid: int, number: int) -> None:
-        if pid > 0:
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.kill(pid, number)
+    def _send_exactly(who: Stat, number: int) -> None:
+        """To the process that was seen, not to one that has its number since."""
+        try:
+            fd = os.pidfd_open(who.pid)
+        except OSError:
+            return
+        try:
+            if Stat(who.pid).start == who.start:
+                signal.pidfd_send_signal(fd, number)
+        except OSError:
+            return
+        finally:
+            os.close(fd)
 
     def _tell(self) -> None:
         """Lines that were lost, into the status; at most once a second."""

@@ -192,6 +192,51 @@ async def test_a_shim_that_finds_its_program_gone_touches_no_stranger(kept: Kept
     assert {"code": None, "signal": None}.items() <= kept.exit().items()
 
 
+@pytest.mark.parametrize("reached", ["directly", "by a link"])
+async def test_an_orphan_that_hides_its_mark_is_ended_by_a_new_shim_too(
+    short_dir: Path, reached: str
+) -> None:
+    """An engine's title overwrites its environment; shim and parent are killed; home may be a link."""
+    (short_dir / "real").mkdir()
+    (short_dir / "link").symlink_to("real")
+    k = Kept(short_dir / ("real" if reached == "directly" else "link"))
+    k.python(
+        "import os,subprocess,time\n"
+        "apart = subprocess.Popen(['sleep', '1000'], env={}, start_new_session=True)\n"
+        "beside = subprocess.Popen(['sleep', '1000'], env={}, stdout=-3, stderr=-3)\n"
+        "print('pids', apart.pid, beside.pid)\ntime.sleep(1000)"
+    )
+    await k.says("pids")
+    await until(lambda: k.log.read_text().rstrip().endswith(tuple("0123456789")), 5, "the pids")
+    pids = [int(p) for p in k.log.read_text().partition("pids ")[2].split()[:2]]
+    try:
+        k.shims[-1].kill()
+        k.shims[-1].wait()
+        os.kill(k.status()["pid"], signal.SIGKILL)
+        k.shim()
+        await k.over()
+        assert [p for p in pids if Path(f"/proc/{p}").exists() and not shim.Stat(p).zombie] == []
+    finally:
+        for pid in pids:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+
+
+async def test_pinning_and_limits_are_set_before_the_program_begins(kept: Kept) -> None:
+    cpu = max(os.sched_getaffinity(0))
+    kept.python(
+        "import os,resource\nprint('cpus', os.sched_getaffinity(0))\n"
+        "print('files', resource.getrlimit(resource.RLIMIT_NOFILE)[0], 'core',"
+        " resource.getrlimit(resource.RLIMIT_CORE)[0])",
+        affinity=[cpu],
+        rlimits={"NOFILE": 321, "CORE": 0},
+    )
+    await kept.over()
+    text = kept.log.read_text()
+    assert f"cpus {{{cpu}}}" in text
+    assert "files 321 core 0" in text
+
+
 async def test_a_second_shim_on_the_same_life_steps_back(kept: Kept) -> None:
     kept.python("import time; print('up'); time.sleep(1000)")
     await kept.says("up")
