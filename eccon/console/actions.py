@@ -12,7 +12,7 @@ __all__ = ["ACTIONS", "SCOPES", "Action", "by_name", "footer", "in_scope", "key_
 
 Target = Literal["", "process", "encoder", "trace"]
 
-SCOPES = ("overview", "detail", "traces", "trace", "logs", "events")
+SCOPES = ("overview", "charts", "detail", "traces", "trace", "logs", "events")
 """Screens, by name. Dialogs have keys of their own: enter, escape, tab."""
 
 _PROCESS = ("overview", "detail", "logs")
@@ -169,7 +169,7 @@ ACTIONS: tuple[Action, ...] = (
         keys="t",
         title="traces",
         tooltip="All requests, with a filter",
-        scope=("overview", "detail", "logs", "events"),
+        scope=("overview", "detail", "logs", "events", "charts"),
         footer=4,
         command="eccon traces",
     ),
@@ -200,11 +200,20 @@ ACTIONS: tuple[Action, ...] = (
         footer=6,
     ),
     Action(
+        name="charts",
+        keys="c",
+        title="charts",
+        tooltip="All charts: requests, first byte, transfer, fan-out, queue, tokens",
+        scope=("overview", "detail", "traces", "events"),
+        footer=8,
+    ),
+    Action(
         name="window",
         keys="w",
         title="window",
         tooltip="How much time the charts span: 1, 5 or 30 minutes",
-        scope=("overview", "detail"),
+        scope=("overview", "detail", "charts"),
+        footer=3,
     ),
     Action(
         name="acknowledge",

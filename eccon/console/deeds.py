@@ -158,6 +158,12 @@ class Deeds:
 
         self._app.push_screen(Traces())
 
+    def act_charts(self) -> None:
+        """Opens the charts."""
+        from eccon.console.screens.charts import Charts  # noqa: PLC0415  loaded when wanted
+
+        self._app.push_screen(Charts())
+
     def act_events(self) -> None:
         """Opens alarms and history."""
         from eccon.console.screens.events import Events  # noqa: PLC0415  loaded when wanted

@@ -59,6 +59,9 @@ class History:
         self._put("requests", bucket, info.requests_per_s)
         self._put("items", bucket, info.items_per_s)
         self._put("inflight", bucket, float(info.inflight))
+        self._put("queued", bucket, float(info.queued))
+        self._put("encoding", bucket, float(sum(p.encoder.inflight for p in state.processes if p.encoder)))
+        self._put("tokens", bucket, sum(p.engine.generated_per_s or 0.0 for p in state.processes if p.engine))
         self._put("staged", bucket, float(sum(p.encoder.staged for p in state.processes if p.encoder)))
         self._put("ttft", bucket, info.ttft.p50 if info.ttft else 0.0)
         self._put("ttft99", bucket, info.ttft.p99 if info.ttft else 0.0)
@@ -71,6 +74,8 @@ class History:
                 self._put(f"cpu:{p.name}", bucket, p.cpu_percent)
             if p.rss_bytes is not None:
                 self._put(f"rss:{p.name}", bucket, float(p.rss_bytes))
+            if use := [n.util_percent for n in p.npus if n.util_percent is not None]:
+                self._put(f"npu:{p.name}", bucket, sum(use) / len(use))
             if p.role is Role.ENCODER and p.encoder is not None:
                 self._count(p.name, now, p.encoder.items)
                 self._put(f"items:{p.name}", bucket, self.rate(p.name))

@@ -6,9 +6,12 @@ from eccon.model import (
     Alarm,
     ClusterInfo,
     ClusterState,
+    ConnectorCounts,
     Exit,
     LogEvent,
     Milestone,
+    Npu,
+    NpuContext,
     Process,
     Quantiles,
     Role,
@@ -19,7 +22,7 @@ from eccon.model import (
 )
 from eccon_proxy.schema import EncoderInfo, PDInfo
 
-__all__ = ["NOW", "busy", "degraded", "hostile", "many", "starting", "trace_of"]
+__all__ = ["NOW", "busy", "degraded", "hostile", "many", "on_npus", "starting", "trace_of"]
 
 NOW = 1_774_000_000.0
 
@@ -349,3 +352,38 @@ def many(encoders: int = 64, traces: int = 1000) -> ClusterState:
     return msgspec.structs.replace(
         state, traces=tuple(trace_of(n, NOW - traces + n, images=n % 9) for n in range(traces))
     )
+
+
+def on_npus() -> ClusterState:
+    """The busy cluster with the figures of its devices; one is throttled by heat."""
+    state = busy(4)
+    processes = []
+    for p in state.processes:
+        numbers = range(8) if p.role is Role.PD else [int(p.device)] if p.device.isdigit() else []
+        npus = tuple(
+            Npu(
+                device=f"rbln{n}",
+                index=n,
+                name="RBLN-CA22",
+                status="normal",
+                util_percent=70.0 + n,
+                memory_used=6_000_000_000,
+                memory_total=16_877_879_296,
+                temperature_c=50.0 + n,
+                power_w=18.1,
+                pstate="P10" if n == 9 else "P1",
+                contexts=(NpuContext(pid=p.pid or 1, process="VLLM::EngineCore", memory_bytes=3 * 2**30),),
+            )
+            for n in numbers
+        )
+        processes.append(
+            msgspec.structs.replace(
+                p,
+                npus=npus,
+                connector=ConnectorCounts(pushed=1210, acked=1204, evicted=2, received=4800, completed=4790),
+                milestones=(("imports", 4.2), ("loading weights", 9.0), ("ready", 31.5)),
+                env=(("HF_HOME", "/data/hf"), ("VLLM_API_KEY", "•••")),
+            )
+        )
+    cluster = msgspec.structs.replace(state.cluster, npu_source="rbln-smi", queued=3)
+    return msgspec.structs.replace(state, processes=tuple(processes), cluster=cluster)

@@ -8,6 +8,7 @@ from textual.app import App
 from eccon.console import actions, keymap
 from eccon.console.app import ConsoleApp
 from eccon.console.screens.base import ConsoleScreen
+from eccon.console.screens.charts import Charts
 from eccon.console.screens.detail import Detail
 from eccon.console.screens.dialogs import Help
 from eccon.console.screens.events import Events
@@ -19,7 +20,7 @@ from eccon.console.widgets.rows import Rows
 from tests.console import states
 
 SCREENS: dict[str, type[ConsoleScreen]] = {
-    s.SCOPE: s for s in (Overview, Detail, Traces, TraceScreen, Logs, Events)
+    s.SCOPE: s for s in (Overview, Charts, Detail, Traces, TraceScreen, Logs, Events)
 }
 PAIRS = [(scope, a) for scope in actions.SCOPES for a in actions.in_scope(scope)]
 

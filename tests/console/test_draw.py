@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from eccon.console import costs, export, logtext
-from eccon.console.draw import detail, events, figures, flow, header, processes, traces, waterfall
+from eccon.console.draw import charts, detail, events, figures, flow, header, processes, traces, waterfall
 from eccon.console.draw.text import Line, cell_len, clean, fit, fit_line, line_width, plain, wrap
 from eccon.console.history import History
 from eccon.console.widgets.logview import pattern_of
@@ -16,7 +16,7 @@ from eccon.model import ClusterState
 from tests.console import states
 
 NOW = states.NOW
-STATES = {f.__name__: f() for f in (states.busy, states.degraded, states.starting, states.hostile)}
+STATES = {f.__name__: f() for f in (states.busy, states.degraded, states.starting, states.hostile, states.on_npus)}
 WIDTHS = (1, 2, 8, 20, 39, 40, 60, 80, 100, 120, 160, 200)
 
 
@@ -41,6 +41,7 @@ def all_lines(state: ClusterState, width: int) -> list[Line]:
         lines += waterfall.head(trace, width, NOW)
         lines += [line for _, line in waterfall.span_lines(trace, width, NOW)]
     lines += [fit_line(line, width) for line in flow.fanout(state, history, width, 3, 300)]
+    lines += charts.grid(state, history, width, 20, 300)
     for process in state.processes:
         more = detail.detail(state, process, history, width, NOW, 300)
         lines += [fit_line(line, width) for line in more]

@@ -25,6 +25,8 @@ THEMES = ("eccon-dark", "eccon-light", "ansi")
 SCREENS = {
     "overview": ("degraded", ()),
     "starting": ("starting", ()),
+    "npus": ("on_npus", ()),
+    "charts": ("on_npus", ("c",)),
     "many": ("many", ()),
     "traces": ("busy", ("t",)),
     "waterfall": ("busy", ("t", "down", "down", "enter")),

@@ -61,7 +61,9 @@ def test_restart_add_and_prompt_by_key(running: Cluster) -> None:
         t.until("est prompt")
         t.press("\r")  # the samples are chosen already
         trace = until(
-            lambda: next((x for x in running.state()["traces"] if x.get("items") and x.get("status") == 200), None),
+            lambda: next(
+                (x for x in running.state()["traces"] if x.get("items") and x.get("status") == 200), None
+            ),
             "an answer",
         )
         t.press("\x1b")

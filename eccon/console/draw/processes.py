@@ -16,6 +16,7 @@ SPEAKING = {State.STARTING, State.LOADING, State.WAITING, State.BACKOFF, State.F
 """States whose reason or progress is worth more than figures that stand still."""
 
 BAR = 10
+BAD_PSTATES = {"P10": "throttled by heat", "P12": "hangs"}
 SPAN_FROM = ("items", "bar", "rate", "encode", "transfer")
 
 
@@ -119,25 +120,57 @@ def _restarts(r: Row) -> Part:
     return (str(n), "warn") if n else ("0", "dim")
 
 
+def _npu_use(r: Row) -> Part:
+    known = [n.util_percent for n in r.process.npus if n.util_percent is not None]
+    return (f"{sum(known) / len(known):.0f}%", "text") if known else (figures.NONE, "dim")
+
+
+def _npu_memory(r: Row) -> Part:
+    known = [n.memory_used for n in r.process.npus if n.memory_used is not None]
+    return (figures.gib(sum(known)), "dim") if known else (figures.NONE, "dim")
+
+
+def _npu_heat(r: Row) -> Part:
+    known = [n.temperature_c for n in r.process.npus if n.temperature_c is not None]
+    if not known:
+        return figures.NONE, "dim"
+    throttled = any(n.pstate in BAD_PSTATES for n in r.process.npus)
+    return f"{max(known):.0f}°", "warn" if throttled else "text"
+
+
+def _npu_pstate(r: Row) -> Part:
+    """The state that needs a look, else the busiest one's."""
+    states = [n.pstate for n in r.process.npus if n.pstate]
+    worst = next((s for s in states if s in BAD_PSTATES), None)
+    if worst is not None:
+        return worst, "warn"
+    return (min(states, key=lambda s: (len(s), s)), "dim") if states else (figures.NONE, "dim")
+
+
 COLUMNS: tuple[Column[Row], ...] = (
     Column("mark", "", 1, 0, lambda r: (presence(r.process)[0], presence(r.process)[2])),
     Column("name", "name", 11, 0, _name),
     Column("state", "state", 8, 0, _state),
-    Column("role", "role", 7, 14, lambda r: (r.process.role.value, "dim")),
+    Column("role", "role", 7, 19, lambda r: (r.process.role.value, "dim")),
     Column("device", "device", 6, 2, lambda r: _staying(r.process.device or figures.NONE)),
-    Column("port", "port", 5, 7, lambda r: _staying(str(r.process.port or figures.NONE)), right=True),
-    Column("pid", "pid", 7, 9, lambda r: _staying(str(r.process.pid or figures.NONE)), right=True),
-    Column("up", "up", 6, 6, _uptime, right=True),
-    Column("restarts", "rst", 3, 10, _restarts, right=True),
-    Column("cpu", "cpu", 5, 8, lambda r: _staying(figures.percent(r.process.cpu_percent)), right=True),
-    Column("rss", "mem", 5, 8, lambda r: _staying(figures.gib(r.process.rss_bytes)), right=True),
+    Column("port", "port", 5, 9, lambda r: _staying(str(r.process.port or figures.NONE)), right=True),
+    Column("pid", "pid", 7, 13, lambda r: _staying(str(r.process.pid or figures.NONE)), right=True),
+    Column("up", "up", 6, 8, _uptime, right=True),
+    Column("restarts", "rst", 3, 14, _restarts, right=True),
+    Column("cpu", "cpu", 5, 10, lambda r: _staying(figures.percent(r.process.cpu_percent)), right=True),
+    Column("rss", "mem", 5, 10, lambda r: _staying(figures.gib(r.process.rss_bytes)), right=True),
+    Column("npu", "npu%", 4, 6, _npu_use, right=True),
+    Column("npumem", "nmem", 5, 11, _npu_memory, right=True),
+    Column("heat", "temp", 4, 7, _npu_heat, right=True),
+    Column("pstate", "pst", 3, 12, _npu_pstate, right=True),
     Column("inflight", "in/st", 5, 1, _inflight, right=True),
     Column("items", "items", 6, 3, _items, right=True),
-    Column("bar", "", BAR, 11, _bar),
-    Column("rate", "", 6, 12, _rate, right=True),
+    Column("bar", "", BAR, 15, _bar),
+    Column("rate", "", 6, 16, _rate, right=True),
     Column("encode", "enc p50/p99", 15, 5, _encode, right=True),
     Column("transfer", "xfer p50/p99", 13, 4, _transfer, right=True),
 )
+OF_NPUS = {"npu", "npumem", "heat", "pstate"}
 
 
 def matches(process: Process, words: str) -> bool:
@@ -153,7 +186,10 @@ def table(
     """The heading, and (name, line) of each process that matches `words`."""
     shown = [p for p in state.processes if matches(p, words)]
     longest = max((len(p.name) for p in state.processes), default=0)
-    known = [c for c in _named(longest, width) if c.key != "device" or any(p.device for p in state.processes)]
+    absent = set() if any(p.npus for p in state.processes) else set(OF_NPUS)
+    if not any(p.device for p in state.processes):
+        absent.add("device")
+    known = [c for c in _named(longest, width) if c.key not in absent]
     columns = choose(known, width)
     most = max((p.encoder.items for p in state.processes if p.encoder), default=0)
     room = width - sum(c.width + 1 for c in columns)

@@ -9,7 +9,7 @@ from textual.containers import Horizontal, Vertical
 from textual.content import Content
 
 from eccon.console import actions
-from eccon.console.draw import events, figures, flow, processes, traces
+from eccon.console.draw import charts, events, figures, flow, processes, traces
 from eccon.console.draw.text import Line, clean, fit_line
 from eccon.console.screens.base import ConsoleScreen, bindings
 from eccon.console.screens.dialogs import Jump
@@ -20,6 +20,10 @@ from eccon.model import Process
 __all__ = ["Overview"]
 
 CHARTS_WIDTH, CHARTS_HEIGHT = 108, 28
+MORE_HEIGHT = 40
+"""From here on there is a second row of charts."""
+IN_FIRST_ROW = ("flow", "transfer", "ttft", "fanout")
+IN_SECOND_ROW = ("requests", "queue", "tokens")
 EVENTS_BESIDE, EVENTS_BELOW = 150, 38
 
 
@@ -43,7 +47,11 @@ class Overview(ConsoleScreen):
         yield Lines(id="detail")
         yield Lines(id="alarms")
         with Horizontal(id="middle"):
-            for name in ("flow", "transfer", "ttft", "fanout"):
+            for name in IN_FIRST_ROW:
+                with Vertical(id=f"p-{name}", classes="panel"):
+                    yield Lines(id=name)
+        with Horizontal(id="more"):
+            for name in IN_SECOND_ROW:
                 with Vertical(id=f"p-{name}", classes="panel"):
                     yield Lines(id=name)
         with Horizontal(id="bottom"):
@@ -56,8 +64,6 @@ class Overview(ConsoleScreen):
         for name, title in (
             ("processes", "Processes"),
             ("flow", "Flow"),
-            ("transfer", "Transfer ms"),
-            ("ttft", "First byte ms"),
             ("fanout", "Fan-out items/s"),
             ("traces", "Traces"),
             ("events", "Events"),
@@ -81,9 +87,10 @@ class Overview(ConsoleScreen):
     def fit_size(self, width: int, height: int) -> None:
         boxed = width >= 100 and height >= 26
         self.set_class(boxed, "-boxed")
-        charts = width >= CHARTS_WIDTH and height >= CHARTS_HEIGHT and not self.console_app.low_bandwidth
-        self.set_class(charts, "-charts")
-        self.set_class(charts and width >= 150, "-wide")
+        charts_fit = width >= CHARTS_WIDTH and height >= CHARTS_HEIGHT and not self.console_app.low_bandwidth
+        self.set_class(charts_fit, "-charts")
+        self.set_class(charts_fit and width >= 150, "-wide")
+        self.set_class(charts_fit and width >= 150 and height >= MORE_HEIGHT, "-more")
         self.set_class(width >= EVENTS_BESIDE, "-beside")
         self.set_class(width < EVENTS_BESIDE and height >= EVENTS_BELOW, "-below")
         self.set_class(height < 14, "-short")
@@ -149,11 +156,13 @@ class Overview(ConsoleScreen):
         history, window = app.history, app.window
         box = self.query_one("#flow", Lines)
         box.show(flow.flow(self.state, box.size.width, flow.token_rate(self.state.traces, time.time())))
-        for name in ("transfer", "ttft"):
-            box = self.query_one(f"#{name}", Lines)
+        for panel in charts.PANELS:
+            if panel.name not in (*IN_FIRST_ROW, *IN_SECOND_ROW):
+                continue
+            box = self.query_one(f"#{panel.name}", Lines)
             if box.size.height:
-                series = ((name, "bar"), (f"{name}99", "frame"))
-                box.show(flow.chart(history, series, box.size.width, box.size.height, window))
+                self._title(panel.name, charts.title(panel, self.state, history))
+                box.show(flow.chart(history, panel.series, box.size.width, box.size.height, window))
         box = self.query_one("#fanout", Lines)
         box.show(flow.fanout(self.state, history, box.size.width, box.size.height, window))
 
