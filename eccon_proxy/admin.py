@@ -3,7 +3,7 @@
 import asyncio
 import hmac
 from collections.abc import AsyncIterator
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 from litestar import Litestar, Request, Response, delete, get, post
@@ -38,6 +38,15 @@ class NewEncoder(msgspec.Struct):
     """Its PD's URL; needed with several."""
 
 
+class Restart(msgspec.Struct):
+    """Body of `POST /admin/pds/expect-restart`."""
+
+    url: str | None = None
+    """The PD's URL; needed with several."""
+    seconds: Annotated[float, msgspec.Meta(ge=0, le=86400)] = 60.0
+    """Within how long it will go away; 0: it will not after all."""
+
+
 def admin_app(core: Core, drains: Drains) -> Litestar:
     """The application of the admin listener."""
 
@@ -68,6 +77,20 @@ def admin_app(core: Core, drains: Drains) -> Litestar:
                 f'a body like {{"url": "http://127.0.0.1:19101"}} is needed: {error}'
             ) from None
         return _json(_join(core, new).info(), 201)
+
+    @get("/admin/pds")
+    async def pds() -> Response[bytes]:
+        return _json({"pds": [pd.info() for pd in core.pds]})
+
+    @post("/admin/pds/expect-restart")
+    async def expect_restart(request: Request[Any, Any, Any]) -> Response[bytes]:
+        try:
+            notice = msgspec.json.decode(await request.body() or b"{}", type=Restart)
+        except msgspec.DecodeError as error:
+            raise ClientException(f'a body like {{"seconds": 60}} is needed: {error}') from None
+        pd = _pd(core, notice.url, "url")
+        pd.expect_restart(notice.seconds)
+        return _json(pd.info(), 200)
 
     @post("/admin/encoders/{encoder_id:str}/drain")
     async def drain(encoder_id: str, now: bool = False) -> Response[bytes]:
@@ -130,8 +153,8 @@ def admin_app(core: Core, drains: Drains) -> Litestar:
 
     return Litestar(
         [
-            state, settings, encoders, add, drain, resume, remove, traces, trace, events,
-            start_profile, stop_profile,
+            state, settings, encoders, add, drain, resume, remove, pds, expect_restart,
+            traces, trace, events, start_profile, stop_profile,
         ],
         openapi_config=None,
         logging_config=None,
@@ -159,17 +182,17 @@ def _join(core: Core, new: NewEncoder) -> Encoder:
     encoder_id = new.id or core.free_id()
     if encoder_id in core.encoders:
         raise HTTPException(f"{encoder_id} is taken", status_code=409)
-    return core.join(encoder_id, url, _pd(core, new.pd))
+    return core.join(encoder_id, url, _pd(core, new.pd, "pd"))
 
 
 def _plain(text: str) -> bool:
     return text.isascii() and text.replace("-", "").replace("_", "").replace(".", "").isalnum()
 
 
-def _pd(core: Core, url: str | None) -> PD:
+def _pd(core: Core, url: str | None, key: str) -> PD:
     if url is None:
         if len(core.pds) > 1:
-            raise HTTPException('with several PDs say which one it pushes to: "pd": URL', status_code=422)
+            raise HTTPException(f'with several PDs say which one: "{key}": URL', status_code=422)
         return core.pds[0]
     try:
         normal = normal_url(url)

@@ -46,6 +46,7 @@ _HELP = {
     "pd_probe_timeout": "Longest answer of the PD's /health, seconds.",
     "stall_after": "Silence of all answers after which the PD is asked for one token, seconds.",
     "poison_deaths": "Deaths of the PD with a request in flight until it is refused.",
+    "poison_seconds": "How long such a death counts, seconds.",
     "max_inflight": "Requests under way.",
     "queue": "Requests that may wait for one of these.",
     "queue_timeout": "Longest wait for room, seconds.",

@@ -2,12 +2,11 @@
 
 A *generation* is one life of the PD as the proxy saw it: it ends when the PD is seen down, when its
 `process_start_time_seconds` changes, and with it everything staged is void. Whatever took part in two
-such ends is refused.
+such ends is refused (see `poison`).
 """
 
 import asyncio
 import time
-from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Literal
 
@@ -17,17 +16,15 @@ from eccon_proxy.errors import Failure, down, upstream
 from eccon_proxy.group import Group
 from eccon_proxy.metrics import Metrics
 from eccon_proxy.plan import Buffer
+from eccon_proxy.poison import Suspects
 from eccon_proxy.schema import PDInfo
 from eccon_proxy.settings import Settings
+from eccon_proxy.stall import Watchdog
 from eccon_proxy.upstream import Response, Upstream, UpstreamError
 from eccon_proxy.vitals import Vitals, canary_body, first_model, read_vitals
 
 __all__ = ["PD", "Forward"]
 
-BREAK_SECONDS = 15.0
-"""A connection that broke this long before the PD was seen down belongs to that death."""
-POISON_SECONDS = 3600.0
-POISON_SIZE = 1024
 STALL_RETRY_AFTER = 30.0
 
 
@@ -109,15 +106,12 @@ class PD:
         self._alive_at = 0.0
         self._suspect_at: float | None = None
         self._check: asyncio.Task[None] | None = None
-        self._broken: deque[tuple[float, int]] = deque(maxlen=POISON_SIZE)
-        self._deaths: dict[int, tuple[int, float]] = {}
+        self._suspects = Suspects(settings.poison_seconds)
         self._vitals: Vitals | None = None
         self._model: str | None = None
         self.asked_for: str | None = None
         """The model of the last request that it answered with 200."""
-        self._canary: asyncio.Task[bool] | None = None
-        self._canary_since = 0.0
-        self._canary_vitals: Vitals | None = None
+        self._watchdog = Watchdog(settings.stall_after, self.one_token)
         self._key = (
             b"authorization: Bearer %b\r\n" % settings.upstream_api_key.encode()
             if settings.upstream_api_key
@@ -159,16 +153,18 @@ class PD:
 
     def refuse_poison(self, fingerprint: int) -> None:
         """Raise the 400 for a request that took part in too many deaths."""
-        if not self._deaths:
-            return
-        count, at = self._deaths.get(fingerprint, (0, 0.0))
-        if count >= self._settings.poison_deaths and time.monotonic() - at < POISON_SECONDS:
+        count = self._suspects.deaths(fingerprint, asyncio.get_running_loop().time())
+        if count >= self._settings.poison_deaths:
             raise Failure(
                 400,
                 f"The PD died {count} times with this very request in flight; it is not sent again",
                 kind="invalid_request_error",
                 code="poisoned_request",
             )
+
+    def expect_restart(self, seconds: float) -> None:
+        """Somebody restarts it on purpose within that time: its end counts against no request."""
+        self._suspects.excuse(asyncio.get_running_loop().time() + seconds if seconds else 0.0)
 
     def orphaned(self, staged: Staged) -> None:
         """An item was encoded for nobody."""
@@ -179,7 +175,7 @@ class PD:
 
     def broke(self, fingerprint: int) -> None:
         """A connection to it broke under a request: suspect until the next probe."""
-        self._broken.append((time.monotonic(), fingerprint))
+        self._suspects.broke(fingerprint, asyncio.get_running_loop().time())
         self.suspect()
 
     def suspect(self) -> None:
@@ -188,46 +184,45 @@ class PD:
         if self._check is None:
             self._begin_check()
 
-    def went_down(self, reason: str) -> None:
-        """It does not answer."""
+    def went_down(self, reason: str, *, sure: bool = True) -> None:
+        """It does not answer; not `sure` that it died when it only fell silent."""
         if self.state == "down":
             return
         if self.state != "probing":
-            self._new_generation()
+            self._new_generation(sure=sure)
         self._turn("down", reason)
         self.room.fail(down(f"The PD is down: {reason}", code="pd_down"))
         for stop in tuple(self.on_down):
             stop(down(f"The PD went down: {reason}", code="pd_down"))
 
     def _came_up(self, epoch: float | None, begun: float) -> None:
-        if self.state == "ready" and None not in (epoch, self.epoch) and epoch != self.epoch:
-            self._new_generation()
+        another = None not in (epoch, self.epoch) and epoch != self.epoch
+        was_away = self.state in {"down", "probing"}
+        if another and not was_away:
+            self._new_generation(sure=True)
+        if another or was_away:
+            self._suspects.returned(begun, another=another)
         if self._suspect_at is not None and self._suspect_at <= begun:
             self._suspect_at = None
         changed = epoch is not None and epoch != self.epoch
         if changed:
             self.epoch = epoch
-        if self.state in {"down", "probing"}:
+        if was_away:
             self._turn("ready", "")
         elif changed:
             self._on_change(self)
 
-    def _new_generation(self) -> None:
+    def _new_generation(self, *, sure: bool) -> None:
         self.generation += 1
+        self._watchdog.forget()
         self._model = None
         self._metrics.epochs.add()
         self.upstream.drop_idle()
         self._probed.drop_idle()
         for encoder in self.group:
             encoder.lose()
-        now = time.monotonic()
-        involved = {f.fingerprint for f in self.forwards}
-        involved |= {fp for at, fp in self._broken if now - at < BREAK_SECONDS}
-        self._broken.clear()
-        for fp in involved:
-            self._deaths[fp] = (self._deaths.pop(fp, (0, 0.0))[0] + 1, now)
-        while len(self._deaths) > POISON_SIZE:
-            del self._deaths[next(iter(self._deaths))]
+        now = asyncio.get_running_loop().time()
+        self._suspects.died((f.fingerprint for f in self.forwards), now, sure=sure)
 
     def _turn(self, state: Literal["ready", "down", "stalled"], reason: str) -> None:
         self.state = state
@@ -273,7 +268,7 @@ class PD:
         except UpstreamError as error:
             if error.cause == "timeout" and self.heard_since(begun):
                 return
-            self.went_down(f"/health: {error}")
+            self.went_down(f"/health: {error}", sure=error.cause != "timeout")
             return
         if response.status >= 500:
             self.went_down(f"/health answers {response.status}")
@@ -321,32 +316,18 @@ class PD:
     # does it move
 
     def _look_for_stall(self) -> None:
-        now = asyncio.get_running_loop().time()
-        waiting = [f for f in self.forwards if f.response is None or not f.response.complete]
-        if not waiting or self.state == "down":
-            if self.state == "stalled":
-                self._turn("ready", "")
+        if self.state == "down":
             return
-        last = max(f.sent_at if f.response is None else f.response.active for f in waiting)
-        limit = self._settings.stall_after
-        if self._canary is not None and self._canary.done():
-            if not self._canary.cancelled() and self._canary.result():
-                self._canary_since = now
-            self._canary = None
-        elif self._canary is not None and now - self._canary_since > limit / 2:
-            moving = self._vitals is None or self._vitals != self._canary_vitals
-            if last < self._canary_since and not (moving and self._vitals is not None):
-                if self.state != "stalled":
-                    self._metrics.stalls.add()
-                    self._turn("stalled", f"no byte for {now - last:.0f} s, and a one-token request is late")
-                return
-            self._canary_vitals, self._canary_since = self._vitals, now
-        if self.state == "stalled" and (last > self._canary_since or self._canary is None):
+        waiting = [f for f in self.forwards if f.response is None or not f.response.complete]
+        last = max((f.sent_at if f.response is None else f.response.active for f in waiting), default=None)
+        now = asyncio.get_running_loop().time()
+        stalled = self._watchdog.look(now, last, self._vitals)
+        if stalled and self.state != "stalled":
+            self._metrics.stalls.add()
+            silent = f"no byte for {now - last:.0f} s" if last is not None else "no byte"
+            self._turn("stalled", f"{silent}, and a one-token request is late")
+        elif not stalled and self.state == "stalled":
             self._turn("ready", "")
-        silent = now - max(last, self._canary_since) > limit
-        if silent and self._canary is None:
-            self._canary_since, self._canary_vitals = now, self._vitals
-            self._canary = asyncio.get_running_loop().create_task(self.one_token())
 
     async def one_token(self) -> bool:
         """Send a one-token text request; True when the PD ran it."""
@@ -422,8 +403,8 @@ class PD:
 
     def close(self) -> None:
         """Close every connection."""
-        for task in (self._check, self._canary):
-            if task is not None:
-                task.cancel()
+        if self._check is not None:
+            self._check.cancel()
+        self._watchdog.forget()
         self.upstream.close()
         self._probed.close()

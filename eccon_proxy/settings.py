@@ -39,7 +39,7 @@ _COUNTS = (
 _SECONDS = (
     "probe_interval", "probe_timeout", "pd_probe_interval", "pd_probe_timeout", "stall_after",
     "connect_timeout", "encode_timeout", "first_byte_timeout", "stream_idle_timeout", "header_timeout",
-    "body_timeout", "staged_age", "eject_seconds",
+    "body_timeout", "staged_age", "eject_seconds", "poison_seconds",
 )  # fmt: skip
 _SECONDS_OR_NONE = (
     "encode_wait",
@@ -96,9 +96,11 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     # PD
     pd_probe_interval: float = 1.0
-    pd_probe_timeout: float = 10.0
+    pd_probe_timeout: float = 6.0
     stall_after: float = 10.0
     poison_deaths: int = 2
+    poison_seconds: float = 3600.0
+    """How long a death of the PD is held against the requests that were there."""
 
     # Admission
     max_inflight: int = 4096

@@ -188,6 +188,85 @@ async def test_one_death_is_no_proof(clusters: Clusters) -> None:
     assert (await cluster.proxy.chat(body)).status == 200
 
 
+async def test_an_announced_restart_is_held_against_nobody(clusters: Clusters) -> None:
+    cluster = await clusters.get()
+    body = body_of(image("bystander"), text("hi"))
+    for _ in range(2):
+        answer = await cluster.proxy.admin("POST", "/admin/pds/expect-restart", {"seconds": 60})
+        assert answer.status == 200
+        assert answer.json()["url"] == cluster.pd.url
+        (await deadly(cluster, body)).error(500, 502, 503)
+    assert (await cluster.proxy.chat(body)).status == 200
+    await deadly(cluster, body)
+    await deadly(cluster, body)
+    assert (await cluster.proxy.chat(body)).error(400)["code"] == "poisoned_request", (
+        "it was for one end only"
+    )
+
+
+async def test_a_restart_that_is_taken_back_excuses_nobody(clusters: Clusters) -> None:
+    cluster = await clusters.get()
+    body = body_of(image("culprit"))
+    for _ in range(2):
+        for seconds in (60, 0):
+            await cluster.proxy.admin("POST", "/admin/pds/expect-restart", {"seconds": seconds})
+        await deadly(cluster, body)
+    assert (await cluster.proxy.chat(body)).status == 400
+
+
+@pytest.mark.parametrize(
+    "body", [{"seconds": -1}, {"seconds": "soon"}, {"url": "ftp://x"}, {"url": "http://127.0.0.1:1"}, [1]]
+)
+async def test_odd_announcements_are_refused(cluster: Cluster, body: object) -> None:
+    (await cluster.proxy.admin("POST", "/admin/pds/expect-restart", body)).error(400, 422)
+
+
+async def test_deaths_are_forgotten(clusters: Clusters) -> None:
+    cluster = await clusters.fresh("--poison-seconds", "0.2")
+    body = body_of("hi")
+    for _ in range(2):
+        await deadly(cluster, body)
+
+    async def served() -> bool:
+        return (await cluster.proxy.chat(body)).status == 200
+
+    await eventually(served, "what was long ago is forgotten", 5)
+
+
+async def test_a_silence_is_no_death(clusters: Clusters) -> None:
+    cluster = await clusters.get("--probe-timeout", "0.5", "--pd-probe-timeout", "0.5")
+    body = body_of("patience")
+    for _ in range(2):
+        cluster.pd.then(hang)
+        before = len(cluster.pd.calls)
+        asked = asyncio.ensure_future(cluster.proxy.chat(body))
+        await wait_for(lambda: len(cluster.pd.calls) > before, "in flight")  # noqa: B023
+        cluster.pd.anything = hang
+        await pd_is(cluster, "down", 10)
+        cluster.pd.anything = None
+        await pd_is(cluster, "ready", 10)
+        asked.cancel()
+    assert (await cluster.proxy.chat(body)).status == 200
+
+
+async def test_another_process_after_a_silence_is_a_death(clusters: Clusters) -> None:
+    cluster = await clusters.get("--probe-timeout", "0.5", "--pd-probe-timeout", "0.5")
+    body = body_of("last words")
+    for _ in range(2):
+        cluster.pd.then(hang)
+        before = len(cluster.pd.calls)
+        asked = asyncio.ensure_future(cluster.proxy.chat(body))
+        await wait_for(lambda: len(cluster.pd.calls) > before, "in flight")  # noqa: B023
+        cluster.pd.anything = hang
+        await pd_is(cluster, "down", 10)
+        await cluster.pd.die()
+        cluster.pd.anything = None
+        await cluster.pd.come_back()
+        await pd_is(cluster, "ready", 10)
+        asked.cancel()
+    (await cluster.proxy.chat(body)).error(400)
+
+
 async def test_a_request_in_flight_at_a_death_is_not_replayed(clusters: Clusters) -> None:
     cluster = await clusters.get()
     (await deadly(cluster, body_of("once"))).error(500, 502, 503)
@@ -215,6 +294,42 @@ async def test_a_stall_is_reported(clusters: Clusters) -> None:
     await asked
     await pd_is(cluster, "ready", 10)
     assert (await cluster.proxy.chat(body_of(image(1)))).status == 200
+
+
+async def test_a_stall_outlives_the_clients_that_gave_up(clusters: Clusters) -> None:
+    cluster = await clusters.fresh("--stall-after", "0.5")
+    go = asyncio.Event()
+    cluster.pd.always(after(go, cluster.pd.chat))
+    asked = asyncio.ensure_future(cluster.proxy.chat(body_of(image(1), stream=True), within=60))
+    await wait_for(lambda: cluster.pd.calls, "in flight")
+    await pd_is(cluster, "stalled", 10)
+    asked.cancel()
+    await wait_for(lambda: cluster.pd.calls[0].closed_at, "the client is gone")
+    probed = len(cluster.pd.requests("/health", "GET"))
+    await wait_for(lambda: len(cluster.pd.requests("/health", "GET")) > probed + 3, "looked at again")
+    assert await pd_state(cluster) == "stalled"
+    (await cluster.proxy.chat(body_of(image(2)))).error(503)
+    go.set()
+    await pd_is(cluster, "ready", 10)
+
+
+async def test_a_new_process_ends_a_stall(clusters: Clusters) -> None:
+    cluster = await clusters.fresh("--stall-after", "0.5")
+    cluster.pd.always(hang)
+    asked = asyncio.ensure_future(cluster.proxy.chat(body_of(image(1)), within=60))
+    await wait_for(lambda: cluster.pd.calls, "in flight")
+    await pd_is(cluster, "stalled", 10)
+    lives = (await cluster.proxy.metrics())["eccon_proxy_pd_epochs_total"]
+    cluster.pd.started_at += 10
+    cluster.pd.always(cluster.pd.chat)
+    cluster.pd.drop()
+
+    async def another() -> bool:
+        return (await cluster.proxy.metrics())["eccon_proxy_pd_epochs_total"] > lives
+
+    await eventually(another, "the new process is noticed")
+    await pd_is(cluster, "ready", 10)
+    await asked
 
 
 async def test_a_full_pd_is_not_stalled(clusters: Clusters) -> None:
