@@ -94,6 +94,7 @@ async def _pause_for_pd(owner: "Owner", life: Life, still: Callable[[], bool], w
     """Media requests are held off; those at the PD may end, within the time limit."""
     context = owner.context
     link = context.proxy
+    stalled = owner.state is State.STALLED
     owner.set_state(State.DRAINING, "no more images are sent to it")
     await context.pause_media("the PD is being restarted", False)
     begun = time.monotonic()
@@ -106,5 +107,11 @@ async def _pause_for_pd(owner: "Owner", life: Life, still: Callable[[], bool], w
             break
         owner.set_state(State.DRAINING, f"{inflight} requests to end; {time.monotonic() - begun:.0f} s")
         await woken(LOOK_EVERY_S)
+    if link.connected and not stalled and not life.died:
+        # One that stalls may have been brought to it by a request; else those at it are bystanders.
+        try:
+            await link.expect_pd_restart(owner.spec.url, context.topology.supervisor.stop_grace_s + 10.0)
+        except ProxyLinkError as e:
+            context.board.log(owner.name, f"the proxy was not told of the restart: {e}", "warning")
     await asyncio.sleep(0)
     return not life.died

@@ -147,6 +147,10 @@ class ProxyLink:
         """Items again for an encoder that was drained. Raises as `drain`."""
         self._take_info(await self._call("POST", f"/admin/encoders/{quote(name)}/resume"))
 
+    async def expect_pd_restart(self, url: str, within_s: float) -> None:
+        """The PD will be ended on purpose: the requests at it then are not to blame. Raises as `drain`."""
+        await self._call("POST", "/admin/pds/expect-restart", {"url": url, "seconds": within_s})
+
     async def leave(self, name: str) -> None:
         """An encoder is no member any more. Raises as `drain`."""
         await self._call("DELETE", f"/admin/encoders/{quote(name)}?now=true&force=true")
