@@ -255,7 +255,7 @@ ACTIONS: tuple[Action, ...] = (
         keys="C",
         title="export Chrome trace",
         tooltip="Write the request's trace for chrome://tracing or Perfetto",
-        scope=("trace",),
+        scope=("trace", "traces"),
         target="trace",
     ),
     # Logs
@@ -275,6 +275,29 @@ ACTIONS: tuple[Action, ...] = (
     ),
     Action(
         name="wrap", keys="w", title="wrap", tooltip="Fold long lines, or cut them", scope=("logs",), footer=6
+    ),
+    Action(
+        name="times",
+        keys="z",
+        title="times",
+        tooltip="Put each line's time before it, in one form for all logs",
+        scope=("logs",),
+    ),
+    Action(
+        name="merged",
+        keys="m",
+        title="all logs",
+        tooltip="The logs of all processes, merged by time",
+        scope=("logs",),
+        footer=5,
+    ),
+    Action(
+        name="only",
+        keys="ampersand",
+        title="only",
+        tooltip="Only lines with a text, out of the whole log with its rotated files, of any size",
+        scope=("logs",),
+        command="eccon logs NAME -g TEXT",
     ),
     Action(
         name="level",
@@ -342,6 +365,7 @@ ACTIONS: tuple[Action, ...] = (
 
 _LABELS = {
     "slash": "/",
+    "ampersand": "&",
     "question_mark": "?",
     "colon": ":",
     "escape": "esc",

@@ -1,5 +1,6 @@
 """What the actions do: open screens, ask, send requests to the daemon."""
 
+import re
 from collections.abc import Callable
 from typing import TYPE_CHECKING, cast
 
@@ -175,11 +176,18 @@ class Deeds:
         process = self._chosen()
         self.open_logs(process.name if process else "daemon")
 
-    def open_logs(self, name: str, search: str = "") -> None:
-        """Opens a process's log, at the lines with `search`."""
+    def open_logs(self, name: str, search: str = "", at: float | None = None) -> None:
+        """Opens a process's log, at the lines with `search`, or at a Unix time."""
         from eccon.console.screens.logs import Logs  # noqa: PLC0415  loaded when wanted
 
-        self._app.push_screen(Logs(name, search))
+        self._app.push_screen(Logs(name, search, at))
+
+    def open_all_trace_logs(self, trace: Trace) -> None:
+        """Opens all logs merged, at the lines that name the request or one of its items."""
+        from eccon.console.screens.logs import ALL  # noqa: PLC0415  loaded when wanted
+
+        names = [trace.id, *dict.fromkeys(s.uuid for s in trace.spans if s.kind == "encode" and s.uuid)]
+        self.open_logs(ALL, f"/{'|'.join(re.escape(name) for name in names)}/")
 
     def open_trace_logs(self, trace: Trace) -> None:
         """Opens the log of the encoder of the request's slowest item, at its lines, else the proxy's."""
@@ -218,9 +226,13 @@ class Deeds:
         """Opens the palette."""
         self._app.action_command_palette()
 
-    def ask_line(self, label: str, value: str, done: Callable[[str | None], None]) -> None:
-        """Asks for one line; `done` gets it as it is typed, and the old value when it is given up."""
-        self._app.push_screen(AskLine(label, value, done), lambda text: done(value if text is None else text))
+    def ask_line(
+        self, label: str, value: str, done: Callable[[str | None], None], *, live: bool = True
+    ) -> None:
+        """Asks for one line; `done` gets it (live: as it is typed), and the old value when it is given up."""
+        self._app.push_screen(
+            AskLine(label, value, done if live else None), lambda text: done(value if text is None else text)
+        )
 
     def act_acknowledge(self) -> None:
         """Quiets the alarms at hand."""

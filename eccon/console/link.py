@@ -72,11 +72,11 @@ class Link:
         except _LOST as e:
             raise Problem(_why(e)) from e
 
-    async def read_log(self, name: str, lines: int, take: Callable[[list[str]], None]) -> str:
-        """Feeds `take` with lines of a log as it grows; returns why it ended."""
+    async def read_log(self, name: str, lines: int, take: Callable[[list[str]], None], grep: str = "") -> str:
+        """Feeds `take` with lines of a log as it grows, those with `grep`; returns why it ended."""
         try:
             async with Client(self.socket) as client:
-                async for text in client.logs(name, lines, follow=True):
+                async for text in client.logs(name, lines, follow=True, grep=grep):
                     take(text.rstrip("\r\n").split("\n"))
         except ControlError as e:
             return str(e)

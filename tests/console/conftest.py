@@ -7,6 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.console import states
+from tests.console.fake_daemon import FakeDaemon, running
+
 
 @pytest.fixture(autouse=True)
 def own_home(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
@@ -29,3 +32,10 @@ def utc() -> Iterator[None]:
     else:
         os.environ["TZ"] = before
     time.tzset()
+
+
+@pytest.fixture
+def daemon() -> Iterator[FakeDaemon]:
+    """A daemon with one encoder that hangs, one that loads, one that died."""
+    with running(states.degraded()) as fake:
+        yield fake

@@ -16,7 +16,9 @@ from eccon.model import ClusterState
 from tests.console import states
 
 NOW = states.NOW
-STATES = {f.__name__: f() for f in (states.busy, states.degraded, states.starting, states.hostile, states.on_npus)}
+STATES = {
+    f.__name__: f() for f in (states.busy, states.degraded, states.starting, states.hostile, states.on_npus)
+}
 WIDTHS = (1, 2, 8, 20, 39, 40, 60, 80, 100, 120, 160, 200)
 
 

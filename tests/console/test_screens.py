@@ -3,7 +3,7 @@
 import asyncio
 import json
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -31,20 +31,14 @@ from tests.console.fake_daemon import FakeDaemon, running
 Watched = tuple[ConsoleApp, Pilot[int]]
 
 
-@pytest.fixture
-def daemon() -> Iterator[FakeDaemon]:
-    with running(states.degraded()) as fake:
-        yield fake
-
-
 @asynccontextmanager
 async def watching(
-    fake: FakeDaemon, size: tuple[int, int] = (120, 36), **options: bool
+    fake: FakeDaemon, size: tuple[int, int] = (120, 36), wait_for: str = "encoder-3", **options: bool
 ) -> AsyncIterator[Watched]:
     app = ConsoleApp(fake.socket, **options)  # type: ignore[arg-type]
     async with app.run_test(size=size) as pilot:
         await until(lambda: bool(app.state.processes))
-        await until(lambda: "encoder-3" in screen_text(app))
+        await until(lambda: wait_for in screen_text(app))
         yield app, pilot
 
 

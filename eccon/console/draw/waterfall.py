@@ -1,11 +1,13 @@
 """One request as a waterfall: a row for every item and attempt on a common time axis."""
 
+from collections.abc import Iterable
+
 import msgspec
 
 from eccon.console.draw import figures
 from eccon.console.draw.marks import status
 from eccon.console.draw.text import Line, clean, fit, fit_line, line_width
-from eccon.model import Span, Trace
+from eccon.model import LogEvent, Span, Trace
 
 __all__ = ["WaterRow", "head", "rows", "span_lines"]
 
@@ -32,6 +34,8 @@ class WaterRow(msgspec.Struct, frozen=True):
     uuid: str = ""
     short: str = ""
     """The note for a narrow terminal."""
+    at: float | None = None
+    """Of an event: when, in seconds from the request's begin."""
 
 
 def _took(span: Span) -> str:
@@ -62,6 +66,17 @@ def _item_row(encode: Span, moves: dict[str, Span], first: bool) -> WaterRow:
         note += f"  push {_milliseconds(push)}  wait {_milliseconds(wait)}  pull {_milliseconds(pull)}"
     spans = (encode, *(s for s in (push, wait, pull) if s is not None))
     return WaterRow(label, who, spans, note, "text", encode.uuid, short)
+
+
+def _events(trace: Trace, events: Iterable[LogEvent], until: float) -> list[WaterRow]:
+    """What happened meanwhile to the encoders of this request: ejections, stalls, deaths."""
+    met = {s.encoder for s in trace.spans if s.kind == "encode"}
+    end = trace.started_at + until
+    return [
+        WaterRow("event", clean(e.subject), (), f"▲ {clean(e.text)}", "warn", at=e.at - trace.started_at)
+        for e in events
+        if e.severity != "info" and e.subject in met and trace.started_at <= e.at <= end
+    ]
 
 
 def rows(trace: Trace) -> list[WaterRow]:
@@ -155,6 +170,9 @@ def _bars(row: WaterRow, extent: float, cells: int) -> Line:
     chars = [" "] * cells
     tones = ["text"] * cells
     began: tuple[int, str, str] | None = None
+    if row.at is not None:
+        x = min(max(round(row.at / extent * (cells - 1)), 0), cells - 1)
+        chars[x], tones[x] = "▲", "warn"
     for span in row.spans:
         glyph, tone = GLYPHS[span.kind]
         if span.outcome != "ok":
@@ -181,9 +199,17 @@ def _bars(row: WaterRow, extent: float, cells: int) -> Line:
     return line
 
 
-def span_lines(trace: Trace, width: int, now: float) -> list[tuple[str, Line]]:
-    """The axis (key "") and a line for each row (key: its encode's uuid or its label)."""
+def span_lines(
+    trace: Trace, width: int, now: float, events: Iterable[LogEvent] = ()
+) -> list[tuple[str, Line]]:
+    """The axis (key "") and a line for each row (key: its encode's uuid or its label).
+
+    `events`: the cluster's history; what befell the request's encoders meanwhile gets a line too.
+    """
     all_rows = rows(trace)
+    happened = _events(trace, events, _extent(trace, now))
+    gate = next((i for i, r in enumerate(all_rows) if r.label in ("gate", "PD")), len(all_rows))
+    all_rows[gate:gate] = happened
     narrow = width < 70
     who = 0 if narrow else min(max((len(r.who) for r in all_rows), default=0), 14)
     label = min(max((len(r.label) for r in all_rows), default=5), 10) + (who + 2 if who else 1) + 1
@@ -201,6 +227,6 @@ def span_lines(trace: Trace, width: int, now: float) -> list[tuple[str, Line]]:
             line.append((fit(row.who, who) + "  ", "error" if row.tone == "error" else "dim"))
         line += [(" " * (label - line_width(line)), "text"), *_bars(row, extent, cells)]
         if note:
-            line += [("  ", "text"), (fit(text, note), row.tone if row.tone == "error" else "dim")]
+            line += [("  ", "text"), (fit(text, note), row.tone if row.tone != "text" else "dim")]
         out.append((row.uuid or row.label, fit_line(line, width)))
     return out

@@ -78,8 +78,9 @@ class Events(ConsoleScreen):
             self.console_app.open_detail(name)
 
     def act_logs(self) -> None:
-        """The log of the event's subject, or the daemon's."""
-        self.console_app.open_logs(self.subject() or "daemon")
+        """The log of the event's subject, or the daemon's, at the time of the event."""
+        at = float((self.query_one("#list", Rows).chosen or "0:").partition(":")[0])
+        self.console_app.open_logs(self.subject() or "daemon", at=int(at) or None)
 
     def act_pause(self) -> None:
         """Holds the list still, or lets it go on."""

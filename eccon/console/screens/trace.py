@@ -48,7 +48,7 @@ class TraceScreen(ConsoleScreen):
             return
         width = self.size.width
         self.query_one("#what", Lines).show(waterfall.head(trace, width, now))
-        (_, axis), *rows = waterfall.span_lines(trace, spans.size.width, now)
+        (_, axis), *rows = waterfall.span_lines(trace, spans.size.width, now, self.state.events)
         spans.put(axis, [(f"{i}:{key}", line) for i, (key, line) in enumerate(rows)])
         legend = [
             (" ━ ", "encode"),
@@ -67,7 +67,7 @@ class TraceScreen(ConsoleScreen):
         self.query_one("#legend", Lines).show([fit_line(legend, width)])
 
     def act_logs(self) -> None:
-        """The log lines of the chosen row's item, or of the request."""
+        """The log lines of the chosen row's item; for any other row those of the request, in all logs."""
         if (trace := self.trace()) is None:
             return
         chosen = (self.query_one("#spans", Rows).chosen or "").partition(":")[2]
@@ -75,7 +75,7 @@ class TraceScreen(ConsoleScreen):
         if chosen in uuids:
             self.console_app.open_logs(uuids[chosen], search=chosen)
         else:
-            self.console_app.open_trace_logs(trace)
+            self.console_app.open_all_trace_logs(trace)
 
     def act_copy(self) -> None:
         """The request as curl."""

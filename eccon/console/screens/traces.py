@@ -9,7 +9,7 @@ from textual.widget import Widget
 
 from eccon.console.draw import traces
 from eccon.console.draw.text import clean, fit_line
-from eccon.console.export import write_json
+from eccon.console.export import write_chrome, write_json
 from eccon.console.screens.base import ConsoleScreen, bindings
 from eccon.console.widgets.lines import Lines
 from eccon.console.widgets.rows import Rows
@@ -86,6 +86,11 @@ class Traces(ConsoleScreen):
         """The chosen request as JSON in a file."""
         if trace := self.chosen():
             self.console_app.say(write_json(trace))
+
+    def act_chrome(self) -> None:
+        """The chosen request in Chrome's format in a file."""
+        if trace := self.chosen():
+            self.console_app.say(write_chrome(trace))
 
     def act_filter(self) -> None:
         """Asks for the words of a filter."""
