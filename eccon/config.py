@@ -1,44 +1,48 @@
 """`eccon.toml` to a `Topology`: strict, and every error says file, line, key, value, reason and what to do.
 
-The file is `-f FILE`, else `ECCON_CONFIG`, else `./eccon.toml`. Its `name` is the cluster's.
+The file is `-f FILE`, else `ECCON_CONFIG`, else `./eccon.toml`. Its `name` is the cluster's. A variable
+`ECCON__TABLE__KEY` (as `ECCON__PD__PORT=19200`) stands in place of what the file says.
 """
 
-import difflib
 import os
-import re
-import sys
-from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeAlias
+from typing import Annotated, Literal, TypeAlias
 
 import msgspec
 
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
+from eccon import strict
+from eccon.tomltext import Text, TextError
 
 __all__ = [
     "ConfigError",
     "Connector",
     "Devices",
+    "EncoderOverride",
     "Encoders",
     "Launcher",
     "Model",
     "Pd",
     "Proxy",
+    "Scalar",
     "Supervisor",
     "Topology",
     "cluster_name",
     "find",
     "load",
     "parse",
+    "read",
 ]
 
 Port: TypeAlias = Annotated[int, msgspec.Meta(ge=1, le=65535)]
 Seconds: TypeAlias = Annotated[float, msgspec.Meta(gt=0)]
 Name: TypeAlias = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$")]
 Device: TypeAlias = Annotated[int, msgspec.Meta(ge=0)]
+Url: TypeAlias = Annotated[str, msgspec.Meta(pattern=r"^(https?://[^\s/?#@]+(:\d+)?/?)?$")]
+Scalar: TypeAlias = str | int | float | bool | list[str]
+Extra: TypeAlias = dict[str, Scalar]
+
+HIDDEN = ("path", "directory")
+"""Fields of a `Topology` that no file may set."""
 
 
 class ConfigError(Exception):
@@ -54,6 +58,8 @@ class Model(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     served_name: str = ""
     hub: bool = False
     """`path` names a model of a hub, not a directory on this host."""
+    api_key_file: str = ""
+    """File with the API key of PD and encoders in its first line; they get it as VLLM_API_KEY."""
 
 
 class Launcher(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -81,8 +87,16 @@ class Connector(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
     host: str = "127.0.0.1"
     """Where the PD listens for metadata, and encoders connect."""
     port: Port = 19500
-    extra: dict[str, str | int | float | bool | list[str]] = {}
+    extra: Extra = {}
     """More keys for both sides' `ec_connector_extra_config`."""
+    pd_extra: Extra = {}
+    """The same for the PD alone."""
+    encoder_extra: Extra = {}
+    """The same for the encoders alone."""
+    transfer: Extra = {}
+    """More keys for both sides' `--ec-transfer-config` itself, as `ec_buffer_device`."""
+    shared_storage_path: str = ""
+    """ECExampleConnector's directory, on this host or shared; empty: one in the cluster's state directory."""
 
 
 class Pd(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -92,7 +106,33 @@ class Pd(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     port: Port = 19100
     devices: list[Device] = []
     args: list[str] = []
+    """More arguments of `vllm serve`."""
     env: dict[str, str] = {}
+    vllm: str = ""
+    """Another command than `launcher.vllm`; of the same version."""
+    external: bool = False
+    """Started by somebody else, at `url`: watched and used, never started, stopped or signalled."""
+    url: Url = ""
+
+
+class EncoderOverride(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """What is different for one encoder. What is left out is as for all of them."""
+
+    index: Annotated[int, msgspec.Meta(ge=0, le=1023)]
+    """Which one: 0 is `encoder-0`."""
+    device: Device | None = None
+    port: Port | None = None
+    host: str | None = None
+    args: list[str] = []
+    """After those of `encoders.args`; of two equal flags vLLM takes the later."""
+    env: dict[str, str] = {}
+    """Over `encoders.env`."""
+    vllm: str = ""
+    connector_extra: Extra = {}
+    """Over `connector.encoder_extra`, as an `ack_host`."""
+    external: bool = False
+    """As for the PD."""
+    url: Url = ""
 
 
 class Encoders(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -104,7 +144,15 @@ class Encoders(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     devices: list[Device] = []
     """In order; those beyond `count` are spares for `eccon add`."""
     args: list[str] = []
+    """More arguments of `vllm serve`."""
     env: dict[str, str] = {}
+    vllm: str = ""
+    """Another command than `launcher.vllm`; of the same version."""
+    override: list[EncoderOverride] = []
+
+    def overridden(self, index: int) -> EncoderOverride:
+        """What is different for the encoder of that index."""
+        return next((o for o in self.override if o.index == index), EncoderOverride(index=index))
 
 
 class Proxy(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -112,7 +160,12 @@ class Proxy(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
 
     host: str = "0.0.0.0"
     port: Port = 19000
+    settings: Extra = {}
+    """Any setting of eccon-proxy, as `policy = "least_inflight"`; `eccon-proxy --help` explains each."""
+    api_key_file: str = ""
+    """File with a key a line, one of which clients must send; empty: none is asked for."""
     args: list[str] = []
+    """More arguments of eccon-proxy."""
     env: dict[str, str] = {}
 
 
@@ -177,6 +230,15 @@ def load(path: Path) -> Topology:
     Raises:
         ConfigError: what is wrong, with every fault that could be found at once.
     """
+    return check(read(path))
+
+
+def read(path: Path) -> Text:
+    """Text and values of `path`, with the environment's in place of the file's; not checked yet.
+
+    Raises:
+        ConfigError: it cannot be read, or is not TOML.
+    """
     try:
         raw = path.read_bytes()
     except OSError as e:
@@ -188,7 +250,7 @@ def load(path: Path) -> Topology:
         line = raw[: e.start].count(b"\n") + 1
         msg = f"{path}:{line}: is not UTF-8"
         raise ConfigError(msg) from e
-    return parse(text, path)
+    return _text(text, path)
 
 
 def cluster_name(path: Path) -> str:
@@ -198,165 +260,49 @@ def cluster_name(path: Path) -> str:
         ConfigError: not even that can be read.
     """
     try:
-        data = tomllib.loads(path.read_text(encoding="utf-8-sig"))
-    except (OSError, ValueError) as e:
-        msg = f"{path}: the cluster's name cannot be read: {e}"
+        data = read(path).data
+    except ConfigError as e:
+        msg = f"the cluster's name cannot be read: {e}"
         raise ConfigError(msg) from e
     return str(data.get("name", "eccon"))
 
 
 def parse(text: str, path: Path) -> Topology:
     """Checks `text` as if read from `path`. Raises ConfigError as `load` does."""
-    source = _Source(text.replace("\r\n", "\n"), path)
-    try:
-        data = tomllib.loads(source.text)
-    except tomllib.TOMLDecodeError as e:
-        found = re.search(r"\(at line (\d+), column (\d+)\)", str(e))
-        line, column = found.groups() if found else (str(source.text.count("\n") + 1), "1")
-        reason = re.sub(r" \(at .*\)$", "", str(e))
-        msg = f"{path}:{line}:{column}: not TOML: {reason}"
-        raise ConfigError(msg) from e
-    for hidden in ("path", "directory"):
-        if hidden in data:
-            raise ConfigError(source.fault((hidden,), data[hidden], "unknown key; remove it"))
-    if "model" not in data:
-        msg = f"{path}: no [model]: nothing to serve; `eccon init` writes a complete example"
+    return check(_text(text, path))
+
+
+def check(text: Text) -> Topology:
+    """The topology that `text` describes.
+
+    Raises:
+        ConfigError: every fault, a line each.
+    """
+    from eccon.clashes import clashes  # noqa: PLC0415  it knows this module's types
+
+    for hidden in HIDDEN:
+        if hidden in text.data:
+            raise ConfigError(text.fault((hidden,), text.data[hidden], "unknown key; remove it"))
+    if "model" not in text.data:
+        msg = f"{text.path}: no [model]: nothing to serve; `eccon init` writes a complete example"
         raise ConfigError(msg)
-    try:
-        topology = msgspec.convert(data, Topology)
-    except msgspec.ValidationError as e:
-        raise ConfigError(_explain(str(e), data, source)) from e
-    topology = msgspec.structs.replace(topology, path=path, directory=path.parent)
-    faults = list(_faults(topology, source))
+    faults = list(strict.faults(Topology, text, hidden=HIDDEN))
+    if faults:
+        raise ConfigError("\n".join(faults))
+    topology = msgspec.convert(text.data, Topology)
+    topology = msgspec.structs.replace(topology, path=text.path, directory=text.path.parent)
+    faults = list(clashes(topology, text))
     if faults:
         raise ConfigError("\n".join(faults))
     return topology
 
 
-class _Source:
-    """A configuration's text, and where its keys stand."""
-
-    def __init__(self, text: str, path: Path) -> None:
-        self.text = text
-        self.path = path
-
-    def line(self, key: tuple[str, ...]) -> int | None:
-        """Line of the dotted `key`, or of the nearest table above it; None when neither is written."""
-        table: tuple[str, ...] = ()
-        best: tuple[int, int] | None = None
-        for number, line in enumerate(self.text.split("\n"), 1):
-            if header := re.match(r"\s*\[\[?\s*([^\]]+?)\s*\]\]?\s*(?:#.*)?$", line):
-                table = _split(header[1])
-                here = table
-            elif pair := re.match(
-                r"\s*((?:[\w-]+|\"[^\"]*\"|'[^']*')(?:\s*\.\s*(?:[\w-]+|\"[^\"]*\"))*)\s*=", line
-            ):
-                here = table + _split(pair[1])
-            else:
-                continue
-            if here == key[: len(here)] and here and (best is None or len(here) > best[0]):
-                best = (len(here), number)
-        return best[1] if best else None
-
-    def fault(self, key: tuple[str, ...], value: object, reason: str) -> str:
-        """One complete line: where, which key, which value, why."""
-        line = self.line(key)
-        where = f"{self.path}:{line}" if line else f"{self.path}"
-        shown = "" if value is _ABSENT else f" = {_show(value)}"
-        return f"{where}: {'.'.join(key)}{shown}: {reason}"
-
-
-_ABSENT = object()
-
-
-def _split(dotted: str) -> tuple[str, ...]:
-    return tuple(part.strip().strip("\"'") for part in dotted.split("."))
-
-
-def _show(value: object) -> str:
-    text = msgspec.json.encode(value, enc_hook=str).decode()
-    return text if len(text) <= 60 else text[:57] + "..."
-
-
-def _explain(message: str, data: Mapping[str, Any], source: _Source) -> str:
-    """msgspec's message, in our form."""
-    found = re.match(r"(.*?)(?: - at `(key in )?\$?\.?(.*)`)?$", message)
-    reason, path = (found[1], found[3] or "") if found else (message, "")
-    key = tuple(re.sub(r"\[[^\]]*\]", "", part) for part in path.split(".") if part)
-    if unknown := re.match(r"Object contains unknown field `(.*)`", reason):
-        full = (*key, unknown[1])
-        known = _fields(key)
-        near = difflib.get_close_matches(unknown[1], known, 1)
-        hint = f"did you mean {near[0]}?" if near else f"known here: {', '.join(known)}"
-        return source.fault(full, _value(data, full), f"unknown key; {hint}")
-    if missing := re.match(r"Object missing required field `(.*)`", reason):
-        return source.fault((*key, missing[1]), _ABSENT, "is required")
-    reason = reason.replace("`", "").replace("int", "a whole number").replace("str", "a string")
-    return source.fault(key, _value(data, key), reason[:1].lower() + reason[1:])
-
-
-def _value(data: object, key: tuple[str, ...]) -> object:
-    for part in key:
-        if not isinstance(data, Mapping) or part not in data:
-            return _ABSENT
-        data = data[part]
-    return data
-
-
-def _fields(table: tuple[str, ...]) -> list[str]:
-    kind: object = Topology
-    for part in table:
-        kind = Topology.__annotations__.get(part)
-    hidden = ("path", "directory") if kind is Topology else ()
-    if isinstance(kind, type) and issubclass(kind, msgspec.Struct):
-        return [f for f in kind.__struct_fields__ if f not in hidden]
-    return []
-
-
-def _faults(t: Topology, source: _Source) -> Iterator[str]:
-    """What no single key shows: clashes between keys, and what the host does not have."""
-    model = t.directory / t.model.path
-    if not t.model.path:
-        yield source.fault(("model", "path"), "", "is empty; give the compiled model's directory")
-    elif not t.model.hub and not model.is_dir():
-        reason = f"no such directory ({model}); compile the model first, or correct the path"
-        yield source.fault(("model", "path"), t.model.path, reason)
-    elif not t.model.hub and not (model / "config.json").is_file():
-        yield source.fault(("model", "path"), t.model.path, "has no config.json: not a model directory")
-
-    last = t.encoders.port + t.encoders.count - 1
-    if last > 65535:
-        yield source.fault(
-            ("encoders", "port"), t.encoders.port, f"{t.encoders.count} encoders need ports up to {last}"
-        )
-    taken: dict[int, str] = {}
-    for key, port in (
-        ("proxy.port", t.proxy.port),
-        ("pd.port", t.pd.port),
-        ("connector.port", t.connector.port),
-    ):
-        if port in taken:
-            yield source.fault(_split(key), port, f"is {taken[port]} too; give each its own")
-        taken.setdefault(port, key)
-    for port, key in taken.items():
-        if t.encoders.port <= port <= last:
-            reason = f"lies among the encoders' ports {t.encoders.port}-{last}; give each its own"
-            yield source.fault(_split(key), port, reason)
-
-    if t.devices.kind != "none":
-        yield from _device_faults(t, source)
-
-
-def _device_faults(t: Topology, source: _Source) -> Iterator[str]:
-    if not t.pd.devices:
-        yield source.fault(("pd", "devices"), _ABSENT, "is required with devices.kind other than none")
-    if len(t.encoders.devices) < t.encoders.count:
-        reason = f"{t.encoders.count} encoders need {t.encoders.count} devices"
-        yield source.fault(("encoders", "devices"), t.encoders.devices, reason)
-    owner: dict[int, str] = {}
-    for role, devices in (("pd", t.pd.devices), ("encoders", t.encoders.devices)):
-        for device in devices:
-            if device in owner:
-                reason = f"device {device} is in {owner[device]} too; a device serves one process"
-                yield source.fault((role, "devices"), devices, reason)
-            owner.setdefault(device, role)
+def _text(text: str, path: Path) -> Text:
+    try:
+        found = Text(text, path)
+    except TextError as e:
+        raise ConfigError(str(e)) from e
+    problems = list(strict.overlay(Topology, found, os.environ, hidden=HIDDEN))
+    if problems:
+        raise ConfigError("\n".join(problems))
+    return found

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from eccon import config, launch, scaffold
-from eccon.launch import versions, vllm
+from eccon.launch import connectors, versions, vllm
 from eccon.paths import ClusterPaths
 
 PATHS = ClusterPaths(Path("/state"), Path("/state"))
@@ -64,10 +64,10 @@ def test_with_the_guides_profile_it_is_the_guide(guide: config.Topology) -> None
 def test_the_safe_profile_differs_by_named_things_only(guide: config.Topology) -> None:
     plain, safe = with_profile(guide, "guide"), with_profile(guide, "safe")
     for make, extra in (
-        (launch.pd, {"max_concurrent_pulls": vllm.PULLS, "pull_host": "127.0.0.1"}),
+        (launch.pd, {"max_concurrent_pulls": connectors.PULLS, "pull_host": "127.0.0.1"}),
         (
             lambda t, p: launch.encoder(t, p, launch.slots(t)[3]),
-            {"producer_cache_ttl_s": vllm.TTL_S, "producer_cache_capacity": vllm.CAPACITY},
+            {"producer_cache_ttl_s": connectors.TTL_S, "producer_cache_capacity": connectors.CAPACITY},
         ),
     ):
         before, after = make(plain, PATHS), make(safe, PATHS)
@@ -75,6 +75,7 @@ def test_the_safe_profile_differs_by_named_things_only(guide: config.Topology) -
         transfer = wanted["--ec-transfer-config"]
         assert isinstance(transfer, dict)
         transfer["ec_connector_extra_config"] |= extra
+        transfer["ec_connector_module_path"] = connectors.RBLN_MODULE
         assert flags(after.argv) == wanted
         assert after.env == before.env | {"VLLM_LOGGING_CONFIG_PATH": "/state/vllm-logging.json"}
 
@@ -85,10 +86,135 @@ def test_the_proxy_gets_every_encoder(guide: config.Topology) -> None:
         *("-m", "eccon_proxy", "--host", "0.0.0.0", "--port", "19000"),
         *("--encode-servers-urls", "http://127.0.0.1:19101,http://127.0.0.1:19102"),
         *("--decode-servers-urls", "http://127.0.0.1:19100", "--connector", "RblnECNixlConnector"),
-        *("--pd-items", str(vllm.PULLS), "--staged-items", "192", "--staged-age", "225"),
+        *("--pd-items", str(connectors.PULLS), "--staged-items", "192", "--staged-age", "225"),
         *("--admin", "unix:/state/admin.sock"),
     )
     assert spec.url == "http://127.0.0.1:19000"
+
+
+def test_with_the_guides_profile_the_proxy_has_the_guides_flags(guide: config.Topology) -> None:
+    spec = launch.proxy(with_profile(guide, "guide"), PATHS, ["http://127.0.0.1:19101"])
+    assert spec.argv[3:] == (
+        *("--host", "0.0.0.0", "--port", "19000", "--encode-servers-urls", "http://127.0.0.1:19101"),
+        *("--decode-servers-urls", "http://127.0.0.1:19100"),
+        # Beyond the guide: which connector's rules hold, and where the supervisor asks.
+        *("--connector", "RblnECNixlConnector", "--admin", "unix:/state/admin.sock"),
+    )
+    assert spec.env == {}
+
+
+def change(topology: config.Topology, text: str) -> config.Topology:
+    return config.parse(topology.path.read_text() + text, topology.path)
+
+
+def test_the_proxy_is_told_what_the_connector_really_got(guide: config.Topology) -> None:
+    text = guide.path.read_text().replace(
+        "[connector]", "[connector]\npd_extra.max_concurrent_pulls = 40\nextra.producer_cache_ttl_s = 100\n"
+    )
+    own = "\n[[encoders.override]]\nindex = 2\nconnector_extra = { producer_cache_capacity = 100 }\n"
+    spec = launch.proxy(config.parse(text + own, guide.path), PATHS, [])
+    words = list(spec.argv)
+    got = {w: words[words.index(w) + 1] for w in ("--pd-items", "--staged-items", "--staged-age")}
+    assert got == {"--pd-items": "40", "--staged-items": "75", "--staged-age": "75"}
+
+
+def test_settings_of_the_proxy_become_its_flags(guide: config.Topology) -> None:
+    text = (
+        "[proxy.settings]\npolicy = 'least_inflight'\nqueue = 7\nencode_timeout = 90.5\n"
+        "inline_media = true\nencode_kinds = ['image_url', 'input_image']\nstaged_items = 9\n"
+    )
+    argv = launch.proxy(change(guide, text), PATHS, []).argv
+    assert [*argv[argv.index("--staged-items") :]][:2] == ["--staged-items", "9"]
+    assert argv[argv.index("--policy") : -2] == (
+        *("--policy", "least_inflight", "--queue", "7", "--encode-timeout", "90.5", "--inline-media"),
+        *("--encode-kinds", "image_url,input_image"),
+    )
+
+
+def test_one_encoder_may_differ(guide: config.Topology) -> None:
+    text = (
+        "[[encoders.override]]\nindex = 3\ndevice = 21\nport = 19203\nhost = '10.0.0.9'\n"
+        "args = ['--seed', '4']\nenv = { A = '2' }\nconnector_extra = { ack_host = '10.0.0.9' }\n"
+    )
+    base = guide.path.read_text().replace("# env = {}\n\n[proxy]", "env = { A = '1', B = '1' }\n\n[proxy]")
+    topology = config.parse(base + text, guide.path)
+    two, three = (launch.encoder(topology, PATHS, launch.slots(topology)[i]) for i in (2, 3))
+    assert (three.device, three.port, three.url) == ("21", 19203, "http://10.0.0.9:19203")
+    assert three.argv[-2:] == ("--seed", "4")
+    assert three.env["A"] == "2"
+    assert three.env["B"] == two.env["A"] == "1"
+    transfer = json.loads(three.argv[three.argv.index("--ec-transfer-config") + 1])
+    assert transfer["ec_connector_extra_config"]["ack_host"] == "10.0.0.9"
+    assert "ack_host" not in " ".join(two.argv)
+
+
+def test_what_others_start_has_an_address_only(guide: config.Topology) -> None:
+    base = guide.path.read_text().replace("[pd] ", "[pd]\nexternal = true\nurl = 'http://10.0.0.5:8100/' #")
+    topology = config.parse(
+        base + "[[encoders.override]]\nindex = 1\nexternal = true\nurl = 'http://10.0.0.6:8101'\n", guide.path
+    )
+    pd, one = launch.pd(topology, PATHS), launch.encoder(topology, PATHS, launch.slots(topology)[1])
+    assert (pd.external, pd.argv, pd.ports, pd.url) == (True, (), (), "http://10.0.0.5:8100")
+    assert (one.host, one.port, one.external) == ("10.0.0.6", 8101, True)
+    argv = launch.proxy(topology, PATHS, [one.url]).argv
+    assert argv[argv.index("--decode-servers-urls") + 1] == "http://10.0.0.5:8100"
+
+
+def transfers(topology: config.Topology) -> list[dict[str, object]]:
+    specs = [launch.pd(topology, PATHS), launch.encoder(topology, PATHS, launch.slots(topology)[1])]
+    return [json.loads(s.argv[s.argv.index("--ec-transfer-config") + 1]) for s in specs]
+
+
+def with_connector(guide: config.Topology, text: str) -> config.Topology:
+    return config.parse(guide.path.read_text().replace("[connector]", "[connector]\n" + text), guide.path)
+
+
+def test_every_connector_gets_what_it_needs(guide: config.Topology) -> None:
+    pd, encoder = transfers(with_connector(guide, "kind = 'ECExampleConnector'"))
+    path = {"shared_storage_path": "/state/ec-cache"}
+    assert pd == {
+        "ec_connector": "ECExampleConnector",
+        "ec_role": "ec_consumer",
+        "ec_connector_extra_config": path,
+    }
+    assert encoder == pd | {"ec_role": "ec_producer"}
+
+    topology = with_connector(guide, "kind = 'ECCPUConnector'\nextra = { ec_cpu_bytes = 1000 }")
+    pd, encoder = transfers(topology)
+    assert pd["ec_connector_extra_config"] == {"ec_cpu_bytes": 1000, "ec_enable_nixl": True}
+    spec = launch.encoder(topology, PATHS, launch.slots(topology)[1])
+    assert spec.env["VLLM_EC_SIDE_CHANNEL_PORT"] == "19501"
+    assert spec.ports == (19102, 19501)
+
+    topology = with_connector(guide, "kind = 'ECMooncakeConnector'\ntransfer = { ec_buffer_size = 1000 }")
+    for side in transfers(topology):
+        assert (side["ec_ip"], side["ec_port"], side["ec_buffer_size"]) == ("127.0.0.1", 19500, 1000)
+    assert launch.pd(topology, PATHS).ports == (19100, 19500)
+
+    topology = with_connector(guide, "kind = 'Mine'\nmodule_path = 'a.b'\nextra = { x = 1 }")
+    assert transfers(topology)[0] == {
+        "ec_connector": "Mine",
+        "ec_role": "ec_consumer",
+        "ec_connector_module_path": "a.b",
+        "ec_connector_extra_config": {"x": 1},
+    }
+    assert "--staged-items" not in launch.proxy(topology, PATHS, []).argv
+
+
+def test_keys_reach_children_by_environment_never_by_argv(
+    guide: config.Topology, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (guide.directory / "key").write_text("s3cret\n")
+    text = guide.path.read_text().replace("[model]", "[model]\napi_key_file = 'key'")
+    topology = config.parse(text.replace("[proxy]", "[proxy]\napi_key_file = 'key'"), guide.path)
+    pd, encoder = launch.pd(topology, PATHS), launch.encoder(topology, PATHS, launch.slots(topology)[0])
+    proxy = launch.proxy(topology, PATHS, [])
+    assert pd.env["VLLM_API_KEY"] == encoder.env["VLLM_API_KEY"] == "s3cret"
+    assert proxy.env["ECCON_PROXY_UPSTREAM_API_KEY"] == "s3cret"
+    assert proxy.argv[proxy.argv.index("--api-key-file") + 1] == str(guide.directory / "key")
+    assert not any("s3cret" in word for s in (pd, encoder, proxy) for word in s.argv)
+    monkeypatch.setenv("VLLM_API_KEY", "inherited")
+    assert launch.proxy(guide, PATHS, []).env["ECCON_PROXY_UPSTREAM_API_KEY"] == "inherited"
 
 
 def test_another_encoder_gets_the_lowest_index_spare_device_and_free_port(guide: config.Topology) -> None:

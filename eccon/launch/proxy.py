@@ -3,46 +3,88 @@
 import sys
 from collections.abc import Sequence
 
-from eccon.config import Topology
-from eccon.launch.spec import ProcessSpec
-from eccon.launch.vllm import CAPACITY, PULLS, RBLN_CONNECTOR, TTL_S
+from eccon.config import Scalar, Topology
+from eccon.launch import connectors
+from eccon.launch.keys import serving_key
+from eccon.launch.spec import ProcessSpec, loopback_for
 from eccon.model import Role
 from eccon.paths import ClusterPaths
 
-__all__ = ["proxy"]
+__all__ = ["identity", "pd_url", "proxy"]
 
 
 def proxy(topology: Topology, paths: ClusterPaths, encoder_urls: Sequence[str]) -> ProcessSpec:
     """The proxy, with the encoders that are in the cluster now; later ones join by its admin API."""
     p = topology.proxy
-    rooms: tuple[str, ...] = ()
-    if topology.launcher.profile == "safe" and topology.connector.kind == RBLN_CONNECTOR:
-        # What the connector was given, less what keeps the proxy clear of its edge.
-        staged_items, staged_age_s = round(CAPACITY * 0.75), round(TTL_S * 0.75)
-        rooms = (
-            *("--pd-items", str(PULLS)),
-            *("--staged-items", str(staged_items), "--staged-age", str(staged_age_s)),
-        )
-    pd_host = "127.0.0.1" if topology.pd.host in {"0.0.0.0", "::", ""} else topology.pd.host
+    keys = ("--api-key-file", str(topology.directory / p.api_key_file)) if p.api_key_file else ()
     argv = (
         *(sys.executable, "-m", "eccon_proxy"),
         *("--host", p.host, "--port", str(p.port)),
         *("--encode-servers-urls", ",".join(encoder_urls)),
-        *("--decode-servers-urls", f"http://{pd_host}:{topology.pd.port}"),
+        *("--decode-servers-urls", pd_url(topology)),
         *("--connector", topology.connector.kind),
-        *rooms,
+        *_flags(_rooms(topology) | p.settings),
+        *keys,
         *("--admin", f"unix:{paths.admin_socket}"),
         *p.args,
     )
-    reach = "127.0.0.1" if p.host in {"0.0.0.0", "::", ""} else p.host
+    key = serving_key(topology)
+    reach = loopback_for(p.host)
     return ProcessSpec(
         name="proxy",
         role=Role.PROXY,
         argv=argv,
-        env=topology.env | p.env,
+        env=({"ECCON_PROXY_UPSTREAM_API_KEY": key} if key else {}) | topology.env | p.env,
         cwd=str(topology.directory),
         host=reach,
         port=p.port,
         url=f"http://{reach}:{p.port}",
         ports=(p.port,),
     )
+
+
+def pd_url(topology: Topology) -> str:
+    """Where the proxy finds the PD."""
+    if topology.pd.external:
+        return topology.pd.url.rstrip("/")
+    # The guide's flags bind every address.
+    host = topology.pd.host if topology.launcher.profile == "safe" else ""
+    return f"http://{loopback_for(host)}:{topology.pd.port}"
+
+
+def identity(topology: Topology) -> str:
+    """The proxy's `--identity`: whether what it names an image by is fresh for each attempt."""
+    args = topology.proxy.args
+    for i, word in enumerate(args):
+        if word.startswith("--identity="):
+            return word.partition("=")[2]
+        if word == "--identity" and i + 1 < len(args):
+            return args[i + 1]
+    return str(topology.proxy.settings.get("identity", "attempt"))
+
+
+def _rooms(topology: Topology) -> dict[str, Scalar]:
+    """What the connector was given, less what keeps the proxy clear of its edge."""
+    rooms = connectors.rooms(topology)
+    if rooms is None:
+        return {}
+    found: dict[str, Scalar] = {
+        "pd_items": rooms.pulls,
+        "staged_items": max(1, round(rooms.capacity * 0.75)),
+        "staged_age": rooms.ttl_s * 0.75,
+    }
+    own: dict[str, Scalar] = {"pd_items": 32, "staged_items": 96, "staged_age": 45.0}
+    return found if found != own else {}
+
+
+def _flags(settings: dict[str, Scalar]) -> list[str]:
+    flags: list[str] = []
+    for name, value in settings.items():
+        flag = name.replace("_", "-")
+        if isinstance(value, bool):
+            flags.append(f"--{flag}" if value else f"--no-{flag}")
+        elif isinstance(value, list):
+            flags += [f"--{flag}", ",".join(value)]
+        else:
+            flags += [f"--{flag}", f"{value:g}" if isinstance(value, float) else str(value)]
+    return flags

@@ -1,13 +1,23 @@
 """What it takes to start one process, and which port and device an encoder gets."""
 
 from collections.abc import Callable, Iterable
+from urllib.parse import urlsplit
 
 import msgspec
 
 from eccon.config import Topology
 from eccon.model import Role
 
-__all__ = ["EncoderSlot", "NoRoomError", "ProcessSpec", "devices_shown", "next_slot", "slots"]
+__all__ = [
+    "EncoderSlot",
+    "NoRoomError",
+    "ProcessSpec",
+    "devices_shown",
+    "loopback_for",
+    "next_slot",
+    "slots",
+    "split_url",
+]
 
 
 class NoRoomError(Exception):
@@ -29,7 +39,9 @@ class ProcessSpec(msgspec.Struct, frozen=True, kw_only=True):
     url: str
     device: str = ""
     ports: tuple[int, ...]
-    """Every TCP port that it listens on, `port` first."""
+    """Every TCP port that it listens on, `port` first; none for an external one."""
+    external: bool = False
+    """Started by somebody else: there is no `argv`, it is watched and never signalled."""
 
 
 class EncoderSlot(msgspec.Struct, frozen=True):
@@ -47,9 +59,18 @@ class EncoderSlot(msgspec.Struct, frozen=True):
 
 def slots(topology: Topology) -> tuple[EncoderSlot, ...]:
     """The places of the configured encoders."""
-    e = topology.encoders
-    devices: list[int | None] = [*e.devices] if topology.devices.kind != "none" else [None] * e.count
-    return tuple(EncoderSlot(i, e.port + i, devices[i]) for i in range(e.count))
+    return tuple(_slot(topology, i) for i in range(topology.encoders.count))
+
+
+def _slot(topology: Topology, index: int) -> EncoderSlot:
+    e, own = topology.encoders, topology.encoders.overridden(index)
+    port = e.port + index if own.port is None else own.port
+    if own.external:
+        return EncoderSlot(index, split_url(own.url)[1])
+    if topology.devices.kind == "none":
+        return EncoderSlot(index, port)
+    device = e.devices[index] if own.device is None and index < len(e.devices) else own.device
+    return EncoderSlot(index, port, device)
 
 
 def next_slot(
@@ -57,15 +78,21 @@ def next_slot(
 ) -> EncoderSlot:
     """The place for one more encoder: lowest free index, first free spare device, next free port.
 
+    What is overridden for that index comes first where it is free.
+
     Raises:
         NoRoomError: no device or no port is left.
     """
     taken = list(used)
     index = next(i for i in range(len(taken) + 1) if i not in {s.index for s in taken})
+    own = topology.encoders.overridden(index)
+    if own.external:
+        return _slot(topology, index)
     device = None
     if topology.devices.kind != "none":
         busy = {s.device for s in taken}
-        device = next((d for d in topology.encoders.devices if d not in busy), None)
+        wanted = [own.device] if own.device is not None else []
+        device = next((d for d in (*wanted, *topology.encoders.devices) if d not in busy), None)
         if device is None:
             msg = (
                 "no free device for another encoder: all of encoders.devices "
@@ -74,11 +101,22 @@ def next_slot(
             raise NoRoomError(msg)
     reserved = {s.port for s in taken} | {topology.proxy.port, topology.pd.port, topology.connector.port}
     first = topology.encoders.port
-    for port in (first + index, *range(first, min(first + 2048, 65536))):
+    for port in (own.port or first + index, *range(first, min(first + 2048, 65536))):
         if port not in reserved and port < 65536 and port_is_free(port):
             return EncoderSlot(index, port, device)
     msg = f"no free port for another encoder from {first} on"
     raise NoRoomError(msg)
+
+
+def loopback_for(host: str) -> str:
+    """Where what listens on `host` can be reached from this host."""
+    return "127.0.0.1" if host in {"0.0.0.0", "::", ""} else host
+
+
+def split_url(url: str) -> tuple[str, int]:
+    """Host and port of an http URL."""
+    parts = urlsplit(url)
+    return parts.hostname or "127.0.0.1", parts.port or (443 if parts.scheme == "https" else 80)
 
 
 def devices_shown(devices: Iterable[int]) -> str:

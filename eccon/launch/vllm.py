@@ -4,123 +4,125 @@ import json
 import sys
 from typing import Any
 
+import msgspec
+
 from eccon.config import Topology
-from eccon.launch.spec import EncoderSlot, ProcessSpec, devices_shown
+from eccon.launch import connectors
+from eccon.launch.keys import serving_key
+from eccon.launch.spec import EncoderSlot, ProcessSpec, devices_shown, loopback_for, split_url
 from eccon.launch.versions import device_variables
 from eccon.model import Role
 from eccon.paths import ClusterPaths
 
-__all__ = ["CAPACITY", "PULLS", "RBLN_CONNECTOR", "TTL_S", "encoder", "logging_config", "pd"]
-
-RBLN_CONNECTOR = "RblnECNixlConnector"
-TTL_S = 300
-"""Seconds that an encoder keeps an item. The connector's 60 hardly hold eight images of 13.8 s each."""
-CAPACITY = 256
-"""Items that an encoder keeps (default 128); about 45 MB each at 8B."""
-PULLS = 128
-"""Items that the PD pulls in one step (default 32); what is beyond misses its prefill and ends the PD."""
+__all__ = ["encoder", "logging_config", "pd"]
 
 EC_LOGGER = "vllm_rbln.distributed.ec_transfer"
 
 
+class _Server(msgspec.Struct, frozen=True, kw_only=True):
+    """What PD and encoders differ in."""
+
+    name: str
+    role: Role
+    index: int | None = None
+    vllm: str
+    host: str
+    port: int
+    devices: list[int]
+    args: list[str]
+    env: dict[str, str]
+
+
 def pd(topology: Topology, paths: ClusterPaths) -> ProcessSpec:
     """The PD: listens for the encoders' metadata on the connector's port."""
-    c = topology.connector
-    extra: dict[str, Any]
-    if topology.launcher.profile == "safe":
-        extra = {"pull_host": c.host, "pull_port": c.port, "max_concurrent_pulls": PULLS}
-    else:
-        extra = {"pull_host": "0.0.0.0", "pull_port": c.port}
-    return _serve(
-        topology,
-        paths,
+    own = topology.pd
+    if own.external:
+        return _external("pd", Role.PD, own.url, topology)
+    server = _Server(
         name="pd",
         role=Role.PD,
-        host=topology.pd.host,
-        port=topology.pd.port,
-        devices=topology.pd.devices,
-        transfer=_transfer(topology, "ec_consumer", extra),
-        args=topology.pd.args,
-        env=topology.pd.env,
-        more_ports=(c.port,),
+        vllm=own.vllm or topology.launcher.vllm,
+        host=own.host,
+        port=own.port,
+        devices=own.devices,
+        args=own.args,
+        env=own.env,
     )
+    return _serve(topology, paths, server)
 
 
 def encoder(topology: Topology, paths: ClusterPaths, slot: EncoderSlot) -> ProcessSpec:
     """One encoder: pushes metadata to the PD."""
-    c = topology.connector
-    extra: dict[str, Any] = {"llm_host": c.host, "llm_pull_port": c.port}
-    if topology.launcher.profile == "safe":
-        extra |= {"producer_cache_ttl_s": TTL_S, "producer_cache_capacity": CAPACITY}
-    return _serve(
-        topology,
-        paths,
+    common, own = topology.encoders, topology.encoders.overridden(slot.index)
+    if own.external:
+        return _external(slot.name, Role.ENCODER, own.url, topology)
+    server = _Server(
         name=slot.name,
         role=Role.ENCODER,
-        host=topology.encoders.host,
+        index=slot.index,
+        vllm=own.vllm or common.vllm or topology.launcher.vllm,
+        host=common.host if own.host is None else own.host,
         port=slot.port,
         devices=[] if slot.device is None else [slot.device],
-        transfer=_transfer(topology, "ec_producer", extra),
-        args=topology.encoders.args,
-        env=topology.encoders.env,
-        more_ports=(),
+        args=[*common.args, *own.args],
+        env=common.env | own.env,
     )
+    return _serve(topology, paths, server)
 
 
-def _transfer(topology: Topology, role: str, extra: dict[str, Any]) -> dict[str, Any]:
-    c = topology.connector
-    config: dict[str, Any] = {"ec_connector": c.kind, "ec_role": role}
-    if c.module_path:
-        config["ec_connector_module_path"] = c.module_path
-    config["ec_connector_extra_config"] = extra | c.extra
-    return config
-
-
-def _serve(
-    topology: Topology,
-    paths: ClusterPaths,
-    *,
-    name: str,
-    role: Role,
-    host: str,
-    port: int,
-    devices: list[int],
-    transfer: dict[str, Any],
-    args: list[str],
-    env: dict[str, str],
-    more_ports: tuple[int, ...],
-) -> ProcessSpec:
-    launcher = topology.launcher
-    command = [launcher.vllm] if launcher.kind == "vllm" else [sys.executable, "-m", "eccon.sim"]
-    argv = [*command, "serve", topology.model.path, "--port", str(port)]
-    if launcher.profile == "safe":
-        argv += ["--host", host]
-    if topology.model.served_name:
-        argv += ["--served-model-name", topology.model.served_name]
-    if topology.model.max_pixels is not None:
-        argv += ["--mm-processor-kwargs", json.dumps({"max_pixels": topology.model.max_pixels})]
-    argv += ["--ec-transfer-config", json.dumps(transfer), *args]
-
-    variables: dict[str, str] = {}
-    unset: tuple[str, ...] = ()
-    if topology.devices.kind != "none":
-        name_of_list, unset = device_variables(topology)
-        variables[name_of_list] = ",".join(map(str, devices))
-    if launcher.profile == "safe":
-        variables["VLLM_LOGGING_CONFIG_PATH"] = str(paths.logging_config)
-    reach = "127.0.0.1" if host in {"0.0.0.0", "::", ""} else host
+def _external(name: str, role: Role, url: str, topology: Topology) -> ProcessSpec:
+    host, port = split_url(url)
+    key = serving_key(topology)
     return ProcessSpec(
         name=name,
         role=role,
+        argv=(),
+        env={"VLLM_API_KEY": key} if key else {},
+        cwd=str(topology.directory),
+        host=host,
+        port=port,
+        url=url.rstrip("/"),
+        ports=(),
+        external=True,
+    )
+
+
+def _serve(topology: Topology, paths: ClusterPaths, server: _Server) -> ProcessSpec:
+    launcher, model = topology.launcher, topology.model
+    safe = launcher.profile == "safe"
+    command = [server.vllm] if launcher.kind == "vllm" else [sys.executable, "-m", "eccon.sim"]
+    argv = [*command, "serve", model.path, "--port", str(server.port)]
+    if safe:
+        argv += ["--host", server.host]
+    if model.served_name:
+        argv += ["--served-model-name", model.served_name]
+    if model.max_pixels is not None:
+        argv += ["--mm-processor-kwargs", json.dumps({"max_pixels": model.max_pixels})]
+    transfer = connectors.transfer(topology, paths, server.role, server.index)
+    argv += ["--ec-transfer-config", json.dumps(transfer), *server.args]
+
+    variables = connectors.environment(topology, server.role, server.index)
+    unset: tuple[str, ...] = ()
+    if topology.devices.kind != "none":
+        name_of_list, unset = device_variables(topology, server.vllm)
+        variables[name_of_list] = ",".join(map(str, server.devices))
+    if safe:
+        variables["VLLM_LOGGING_CONFIG_PATH"] = str(paths.logging_config)
+    if model.api_key_file:
+        variables["VLLM_API_KEY"] = serving_key(topology)
+    reach = loopback_for(server.host if safe else "")
+    return ProcessSpec(
+        name=server.name,
+        role=server.role,
         argv=tuple(argv),
-        env=variables | topology.env | env,
+        env=variables | topology.env | server.env,
         unset=unset,
         cwd=str(topology.directory),
         host=reach,
-        port=port,
-        url=f"http://{reach}:{port}",
-        device=devices_shown(devices),
-        ports=(port, *more_ports),
+        port=server.port,
+        url=f"http://{reach}:{server.port}",
+        device=devices_shown(server.devices),
+        ports=(server.port, *connectors.listens(topology, server.role, server.index)),
     )
 
 
