@@ -10,7 +10,7 @@ import msgspec
 
 from eccon.model import Trace
 
-__all__ = ["ImageReport", "PromptError", "StreamReader", "build", "image_lines", "image_reports", "samples"]
+__all__ = ["ImageReport", "PromptError", "StreamReader", "build", "image_lines", "image_reports", "image_type", "samples"]
 
 SAMPLES = Path(__file__).parent / "sim" / "samples"
 IMAGE_BYTES_MAX = 64 * 2**20
@@ -22,10 +22,11 @@ class PromptError(Exception):
 
 def samples() -> list[Path]:
     """The eight images that come with the package, in order."""
-    return sorted(p for p in SAMPLES.iterdir() if _image_type(p))
+    return sorted(p for p in SAMPLES.iterdir() if image_type(p))
 
 
-def _image_type(path: Path) -> str | None:
+def image_type(path: Path) -> str | None:
+    """The media type that a file's name promises; None when that is no image's."""
     # Not strict: WebP is a common type only, until Python 3.13, where no /etc/mime.types says more.
     kind = mimetypes.guess_type(path.name, strict=False)[0] or ""
     return kind if kind.startswith("image/") else None
@@ -69,7 +70,7 @@ def image_url(image: str) -> str:
     if image.startswith(("http://", "https://", "data:")):
         return image
     path = Path(image).expanduser()
-    kind = _image_type(path)
+    kind = image_type(path)
     try:
         size = path.stat().st_size
         if size > IMAGE_BYTES_MAX:

@@ -7,10 +7,12 @@ import re
 import shlex
 from base64 import b64encode
 from functools import lru_cache
+from glob import glob
 from pathlib import Path
+from urllib.parse import unquote
 
 from eccon.console.draw.text import Line, clean
-from eccon.prompt import PromptError, samples
+from eccon.prompt import PromptError, image_type, samples
 
 __all__ = ["complete", "expand", "files", "preview"]
 
@@ -18,14 +20,15 @@ COUNT_MAX = 64
 SIDE_MAX = 8192
 
 _SAMPLES = re.compile(r"samples?(?::(\d+))?$")
+_URL = re.compile(r"(?:https?://|data:)", re.IGNORECASE)
 _NEW = re.compile(r"new:(\d+)x(\d+)x(\d+)$")
 
 
 def expand(text: str) -> list[str]:
     """The images that a field of the prompt means.
 
-    Words are paths, URLs, `samples` or `samples:3` for those that come with the package, and
-    `new:4x640x480` for four made-up images of that width and height.
+    Words are paths, patterns of paths (`*.png`), directories, URLs, `samples` or `samples:3` for those
+    that come with the package, and `new:4x640x480` for four made-up images of that width and height.
 
     Raises:
         PromptError: a word cannot be understood; the message says which.
@@ -47,7 +50,7 @@ def expand(text: str) -> list[str]:
                 raise PromptError(msg)
             out += [_made_up(width, height) for _ in range(n)]
         else:
-            out.append(_path_of(word))
+            out += _paths_of(word)
     if len(out) > COUNT_MAX:
         msg = f"{len(out)} images are more than {COUNT_MAX}"
         raise PromptError(msg)
@@ -57,12 +60,17 @@ def expand(text: str) -> list[str]:
 def files(text: str) -> list[str]:
     """The files among the images of `expand`, for previews; nothing is made or said."""
     out: list[str] = []
-    for word in text.split():
+    try:
+        words = shlex.split(text)
+    except ValueError:
+        return out
+    for word in words:
         if found := _SAMPLES.match(word):
             with contextlib.suppress(PromptError):
                 out += _samples()[: int(found[1]) if found[1] else None]
-        elif "://" not in word and not _NEW.match(word):
-            out.append(word)
+        elif not _NEW.match(word) and (word.startswith("file://") or not _URL.match(word)):
+            with contextlib.suppress(PromptError):
+                out += _paths_of(word)
     return out
 
 
@@ -74,9 +82,23 @@ def _samples() -> list[str]:
         raise PromptError(msg) from e
 
 
-def _path_of(word: str) -> str:
-    """Terminals paste a dropped file as a path or a file: URL."""
-    return word.removeprefix("file://")
+def _paths_of(word: str) -> list[str]:
+    """The images of one word. Terminals paste a dropped file as a path or as a file: URL."""
+    if word.startswith("file://"):
+        word = unquote(word[7:])
+    elif _URL.match(word):
+        return [word]
+    path = Path(word).expanduser()
+    if path.is_dir():
+        found = sorted(str(p) for p in path.iterdir() if image_type(p))
+    elif any(c in word for c in "*?[") and not path.exists():
+        found = sorted(glob(str(path)))  # noqa: PTH207  Path.glob takes no absolute pattern
+    else:
+        return [word]
+    if not found:
+        msg = f"{word}: no image there"
+        raise PromptError(msg)
+    return found
 
 
 def _made_up(width: int, height: int) -> str:

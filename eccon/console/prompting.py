@@ -1,7 +1,9 @@
 """Sending test prompts: one, or many for a load of bounded length; what is counted is kept here."""
 
 import asyncio
+import itertools
 import json
+import re
 import shlex
 import time
 import uuid
@@ -14,9 +16,12 @@ from eccon import prompt
 if TYPE_CHECKING:
     from eccon.console.link import Link
 
-__all__ = ["Draft", "Run", "as_curl", "as_python", "send"]
+__all__ = ["Draft", "Run", "as_curl", "as_python", "load_of", "send"]
 
 LOAD_MAX = 256
+REPEAT_MAX = 10_000
+SECONDS_MAX = 3600.0
+_LOAD = re.compile(r"(\d{1,9})(s?|m)(?:x(\d{1,9}))?")
 
 
 @dataclass(frozen=True)
@@ -31,6 +36,30 @@ class Draft:
     extra: str = ""
     repeat: int = 1
     at_once: int = 1
+    seconds: float = 0.0
+    """More than 0: requests are begun for so long, `at_once` at a time, whatever `repeat` says."""
+
+
+def load_of(text: str) -> tuple[int, float, int]:
+    """Requests, seconds and how many at once that a load says: "20x4" is (20, 0, 4), "30s x4" (1, 30, 4).
+
+    Raises:
+        PromptError: it says something else, or too much.
+    """
+    found = _LOAD.fullmatch(text.replace(" ", "") or "1")
+    if found is None:
+        msg = f"load: {text!r} is neither like 20x4 (twenty requests, four at once) nor like 30sx4"
+        raise prompt.PromptError(msg)
+    number, at_once = int(found[1]), int(found[3] or 1)
+    seconds = number * {"": 0.0, "s": 1.0, "m": 60.0}[found[2]]
+    repeat = 1 if seconds else number
+    if not (1 <= at_once <= LOAD_MAX and 1 <= repeat <= REPEAT_MAX and seconds <= SECONDS_MAX):
+        msg = (
+            f"load: at most {REPEAT_MAX} requests or {SECONDS_MAX / 60:.0f} minutes, "
+            f"1 to {LOAD_MAX} of them at once"
+        )
+        raise prompt.PromptError(msg)
+    return repeat, seconds, at_once
 
 
 @dataclass
@@ -39,6 +68,7 @@ class Run:
 
     request_id: str
     total: int
+    """Requests; 0 when they are sent for a time."""
     started: float = field(default_factory=time.monotonic)
     reader: prompt.StreamReader = field(default_factory=prompt.StreamReader)
     done: int = 0
@@ -84,15 +114,18 @@ async def send(link: "Link", draft: Draft, run: Run, changed: Callable[[], None]
     Raises:
         PromptError: the draft makes no request.
     """
-    body = build(draft)
-    room = asyncio.Semaphore(draft.at_once)
+    body = await asyncio.to_thread(build, draft)
+    numbers = iter(range(draft.repeat)) if not draft.seconds else itertools.count()
+    end = time.monotonic() + draft.seconds if draft.seconds else None
 
-    async def one(n: int) -> None:
-        async with room:
+    async def lane() -> None:
+        for n in numbers:
             await _one(link, body, run, n, changed)
+            if end is not None and time.monotonic() >= end:
+                return
 
     try:
-        await asyncio.gather(*(one(n) for n in range(draft.repeat)))
+        await asyncio.gather(*(lane() for _ in range(draft.at_once)))
     finally:
         run.over = True
         changed()
@@ -129,7 +162,7 @@ async def _one(link: "Link", body: bytes, run: Run, n: int, changed: Callable[[]
 
 def new_run(draft: Draft) -> Run:
     """A run with an id by which its trace is found again."""
-    return Run(f"console-{uuid.uuid4().hex[:8]}", draft.repeat)
+    return Run(f"console-{uuid.uuid4().hex[:8]}", 0 if draft.seconds else draft.repeat)
 
 
 def as_curl(draft: Draft, url: str) -> str:

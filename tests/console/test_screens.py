@@ -277,7 +277,7 @@ async def test_a_load_is_counted(daemon: FakeDaemon) -> None:
         await until(lambda: "12/12 answered" in screen_text(app))
         screen.query_one("#load", Input).value = "x"
         await press(pilot, "enter")
-        await until(lambda: "whole numbers" in screen_text(app))
+        await until(lambda: "neither like" in screen_text(app))
         screen.query_one("#load", Input).value = "1"
         screen.query_one("#images", Input).value = "/nowhere.png"
         await press(pilot, "enter")

@@ -90,8 +90,8 @@ class Prompt(ModalScreen[None]):
             "extra": last.extra if last else "",
         }
         hints = {
-            "images": "paths, URLs, samples:4, new:2x640x480",
-            "load": "20x4: twenty requests, four at once",
+            "images": "paths, *.png, directories, URLs, samples:4, new:2x640x480",
+            "load": "20x4: twenty requests, four at once; 30sx4: for 30 s",
             "extra": '{"temperature": 0}',
         }
         self.stream = last.stream if last else True
@@ -128,14 +128,10 @@ class Prompt(ModalScreen[None]):
         value = {name: self.query_one(f"#{name}", Input).value.strip() for name, _ in FIELDS}
         try:
             max_tokens = int(value["max_tokens"])
-            repeat, _, at_once = (value["load"] or "1").partition("x")
-            times, width = int(repeat), int(at_once or 1)
         except ValueError as e:
-            msg = f"max tokens and load are whole numbers: {e}"
+            msg = f"max tokens: {value['max_tokens']!r} is no whole number"
             raise PromptError(msg) from e
-        if not (1 <= width <= prompting.LOAD_MAX and 1 <= times <= 10_000):
-            msg = f"load: at most 10000 requests, at most {prompting.LOAD_MAX} at once"
-            raise PromptError(msg)
+        times, seconds, width = prompting.load_of(value["load"])
         return Draft(
             model=value["model"],
             text=value["text"],
@@ -145,6 +141,7 @@ class Prompt(ModalScreen[None]):
             extra=value["extra"],
             repeat=times,
             at_once=width,
+            seconds=seconds,
         )
 
     # Sending
@@ -272,8 +269,8 @@ class Prompt(ModalScreen[None]):
         line: Line = [("● " if run.over and not run.failed else "✗ " if run.failed else "◐ ", "text")]
         line[0] = (line[0][0], "ok" if run.over and not run.failed else "bad" if run.failed else "busy")
         line.append((run.request_id, "title"))
-        if run.total > 1:
-            line.append((f"  {run.done}/{run.total} answered", "text"))
+        if run.total != 1:
+            line.append((f"  {run.done}{f'/{run.total}' if run.total else ''} answered", "text"))
             if run.failed:
                 line.append((f"  {run.failed} failed", "error"))
         if run.first_bytes:
