@@ -136,6 +136,10 @@ def command(
             values["upstream_api_key"] = "".join(lines(upstream_api_key_file)[:1])
         settings = settings_from(values)
         if check:
+            if settings.otlp_endpoint:
+                from eccon_proxy.otlp import Exporter  # noqa: PLC0415  the SDK takes half a second
+
+                Exporter(settings.otlp_endpoint).close()
             for group in groups(settings):
                 click.echo(f"{group.pd} <- {', '.join(group.encoders) or 'no encoders yet'}")
             for name, value in masked(settings).items():

@@ -93,8 +93,8 @@ class Core:
             self._tasks.append(loop.create_task(pd.watch()))
         self._tasks.append(loop.create_task(self._tick()))
 
-    async def close(self) -> None:
-        """End every task and connection."""
+    async def close(self, *, hurry: bool = False) -> None:
+        """End every task and connection; in a `hurry` without waiting for anybody else."""
         await self.prober.close()
         for task in self._tasks:
             task.cancel()
@@ -106,7 +106,7 @@ class Core:
         if self.inliner is not None:
             await self.inliner.close()
         if self.exporter is not None:
-            await asyncio.to_thread(self.exporter.close)
+            await asyncio.to_thread(self.exporter.close, hurry=hurry)
         if self.log.waiting:
             self.log.flush()
 
@@ -194,8 +194,8 @@ class Core:
         if recorder.first_byte is not None:
             m.ttft.observe(recorder.first_byte - recorder.start, recorder.route)
         self.traces.finish(recorder)
-        if self.exporter is not None:
-            self.exporter.export(recorder.snapshot(), recorder.traceparent)
+        if self.exporter is not None and recorder.root is not None:
+            self.exporter.export(recorder.snapshot(), recorder.root)
         self.log.add(recorder)
 
     def begin_drain(self) -> None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from eccon_proxy.errors import Failure, bad_request
 from eccon_proxy.errors import upstream as upstream_failure
-from eccon_proxy.headers import answer_headers, request_headers, trace_context
+from eccon_proxy.headers import answer_headers, request_headers
 from eccon_proxy.log import logger
 from eccon_proxy.pd import Forward
 from eccon_proxy.requestid import new_id, usable
@@ -82,7 +82,9 @@ class Exchange:
                 self.length = int(value)
         self.trace = core.traces.begin(client_id.decode() if usable(client_id) else new_id(), route)
         if core.exporter is not None:
-            self.trace.traceparent = trace_context(scope["headers"])
+            self.trace.root = core.exporter.begin(
+                scope["headers"], scope["method"], route, self.trace.started_at
+            )
 
     @property
     def path(self) -> bytes:
@@ -92,7 +94,9 @@ class Exchange:
 
     def upstream_headers(self) -> bytes:
         """Lines for the servers behind; raises 401 when the client's key is none of ours."""
-        return request_headers(self.scope["headers"], self.core.keys.check(self.authorization))
+        authorization = self.core.keys.check(self.authorization)
+        root = self.trace.root
+        return request_headers(self.scope["headers"], authorization, root.lines if root is not None else b"")
 
     # the request
 

@@ -54,8 +54,11 @@ class Keys:
         return b"authorization: Bearer %b\r\n" % self._upstream if self._upstream else b""
 
 
-def request_headers(headers: Iterable[Header], authorization: bytes) -> bytes:
-    """Lines for upstream, but for content type, request id and what the client of ours sets."""
+def request_headers(headers: Iterable[Header], authorization: bytes, context: bytes = b"") -> bytes:
+    """Lines for upstream, but for content type, request id and what the client of ours sets.
+
+    `context` are the lines of a trace context of our own; without them the client's is passed on.
+    """
     found = [authorization]
     named: frozenset[bytes] = frozenset()
     traceparent: bytes | None = None
@@ -66,24 +69,27 @@ def request_headers(headers: Iterable[Header], authorization: bytes) -> bytes:
         elif name == b"connection":
             named = frozenset(v.strip().lower() for v in value.split(b","))
         elif name == b"traceparent":
-            traceparent = value
+            traceparent = value if traceparent is None else b""  # of two, neither can be trusted
         elif name == b"tracestate":
             tracestate.append(value)
     if len(named) > (b"keep-alive" in named) + (b"close" in named):
         found = [line for line in found if line.partition(b":")[0] not in named]
-    if traceparent is not None and _TRACEPARENT.fullmatch(traceparent):
+    if context:
+        found.append(context)
+    elif traceparent is not None and _TRACEPARENT.fullmatch(traceparent):
         found.append(b"traceparent: %b\r\n" % traceparent)
         if tracestate:
             found.append(b"tracestate: %b\r\n" % b",".join(tracestate))
     return b"".join(found)
 
 
-def trace_context(headers: Iterable[Header]) -> str:
-    """The client's `traceparent`, empty when there is no valid one."""
-    for name, value in headers:
-        if name == b"traceparent" and _TRACEPARENT.fullmatch(value):
-            return value.decode()
-    return ""
+def trace_context(headers: Iterable[Header]) -> dict[str, str]:
+    """The client's `traceparent` and `tracestate`; empty when it brought no valid one."""
+    parents = [v for n, v in headers if n == b"traceparent"]
+    if len(parents) != 1 or not _TRACEPARENT.fullmatch(parents[0]):
+        return {}
+    state = b",".join(v for n, v in headers if n == b"tracestate")
+    return {"traceparent": parents[0].decode()} | ({"tracestate": state.decode("latin-1")} if state else {})
 
 
 def answer_headers(headers: list[Header], request_id: bytes) -> tuple[list[Header], bool]:

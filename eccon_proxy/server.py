@@ -95,7 +95,7 @@ async def _serve(settings: Settings, public: socket.socket, admin: socket.socket
     await drains.close()
     core.feed.end()
     await inside.finish(0.0 if force.is_set() else 0.5)
-    await core.close()
+    await core.close(hurry=force.is_set())
     logger.info("ended")
 
 

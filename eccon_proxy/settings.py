@@ -309,5 +309,9 @@ def _check(s: Settings) -> None:
         value = getattr(s, name)
         if value and not Path(value).is_file():
             raise SettingsError(f"--{name.replace('_', '-')} {value!r}: no such file")
+    if s.otlp_endpoint:
+        url = urlsplit(s.otlp_endpoint)
+        if url.scheme not in {"http", "https"} or not url.hostname:
+            raise SettingsError(f"--otlp-endpoint {s.otlp_endpoint!r}: not a URL as http://127.0.0.1:4318")
     if bool(s.ssl_certfile) != bool(s.ssl_keyfile):
         raise SettingsError("--ssl-certfile and --ssl-keyfile belong together")

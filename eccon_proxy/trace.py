@@ -6,9 +6,12 @@ of the admin API see is made when somebody looks.
 
 import time
 from collections.abc import Callable, Iterator
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from eccon_proxy.schema import Outcome, Span, SpanKind, Trace
+
+if TYPE_CHECKING:
+    from eccon_proxy.otlp import Root
 
 __all__ = ["Recorder", "SpanRecord", "Traces"]
 
@@ -35,10 +38,10 @@ class SpanRecord:
         self.outcome: SpanOutcome = "ok"
         self.error = ""
 
-    def close(self, outcome: SpanOutcome = "ok", error: str = "") -> None:
-        """End it now."""
+    def close(self, outcome: SpanOutcome = "ok", error: str = "", *, at: float | None = None) -> None:
+        """End it, now or `at` another time."""
         if self.end is None:
-            self.end = time.perf_counter()
+            self.end = time.perf_counter() if at is None else at
             self.outcome = outcome
             self.error = error[:500]
 
@@ -48,7 +51,7 @@ class Recorder:
 
     __slots__ = (
         "completion_tokens", "error", "first_byte", "id", "items", "model", "outcome", "prompt_tokens",
-        "route", "spans", "start", "started_at", "status", "stream", "total", "traceparent",
+        "root", "route", "spans", "start", "started_at", "status", "stream", "total",
     )  # fmt: skip
 
     def __init__(self, trace_id: str, route: str) -> None:
@@ -57,8 +60,8 @@ class Recorder:
         self.started_at = time.time()
         self.start = time.perf_counter()
         self.model = ""
-        self.traceparent = ""
-        """The client's own, when it brought a valid one."""
+        self.root: Root | None = None
+        """Its span for OpenTelemetry, when traces are exported."""
         self.status = 0
         self.outcome: Outcome = ""
         self.stream = False
@@ -86,13 +89,15 @@ class Recorder:
 
     def finish(self, status: int, outcome: Outcome, error: str = "") -> None:
         """End the trace and what is still open in it."""
-        self.total = time.perf_counter() - self.start
+        now = time.perf_counter()
+        self.total = now - self.start
         self.status = status
         self.outcome = outcome
         self.error = error[:1000]
         for span in self.spans:
             if span.end is None:
-                span.close("cancelled" if outcome == "client_closed" else "error" if error else "ok", error)
+                how: SpanOutcome = "cancelled" if outcome == "client_closed" else "error" if error else "ok"
+                span.close(how, error, at=now)
 
     def snapshot(self) -> Trace:
         """What it is now, as the admin API says it."""
