@@ -1,0 +1,173 @@
+"""Notes from worker to scheduler: a unix socket named after the engine's id, known to both.
+
+SOCK_SEQPACKET keeps the order and tells when the other side is gone. The worker is made first, so it listens.
+Nothing here blocks. The directory is the user's own, 0700: nobody else may speak or listen.
+"""
+
+import contextlib
+import os
+import socket
+import stat
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+
+from .log import logger
+from .notes import Note, decode, encode
+
+__all__ = ["Listener", "Speaker", "socket_path"]
+
+BACKLOG = 16384
+RETRY_S = 0.05
+
+
+def socket_path(directory: str, engine_id: str) -> Path:
+    """Where the two meet; makes the directory.
+
+    Raises:
+        OSError: it cannot be made, or is not this user's alone.
+    """
+    where = Path(directory)
+    where.mkdir(mode=0o700, parents=True, exist_ok=True)
+    found = where.lstat()
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:
+        msg = f"{where} is not a directory of this user alone (0700)"
+        raise PermissionError(msg)
+    path = where / f"{engine_id}.sock"
+    if len(os.fsencode(path)) > 107:
+        msg = f"{path} is too long for a socket"
+        raise OSError(msg)
+    return path
+
+
+class Speaker:
+    """The worker's end. May be used from several threads."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self.state: Callable[[], list[Note]] = list
+        """What a scheduler that begins to listen is told first."""
+        self._lock = threading.Lock()
+        self._queue: deque[bytes] = deque()
+        self._peer: socket.socket | None = None
+        path.unlink(missing_ok=True)
+        self._listening = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._listening.bind(str(path))
+        path.chmod(0o600)
+        self._listening.listen(4)
+        self._listening.setblocking(False)
+
+    def say(self, note: Note) -> None:
+        """Send a note, now or as soon as there is room."""
+        with self._lock:
+            self._accept()
+            if self._peer is not None:
+                self._queue.append(encode(note))
+                self._flush()
+
+    def tick(self) -> None:
+        """Let a scheduler in, and send what had no room. To be called now and then."""
+        with self._lock:
+            self._accept()
+            self._flush()
+
+    def close(self) -> None:
+        """At the end; removes the socket."""
+        with self._lock:
+            self._drop()
+            self._listening.close()
+            self._path.unlink(missing_ok=True)
+
+    def _accept(self) -> None:
+        try:
+            peer, _ = self._listening.accept()
+        except (BlockingIOError, InterruptedError, ConnectionAbortedError):
+            return
+        except OSError:
+            return  # closed
+        self._drop()
+        peer.setblocking(False)
+        self._peer = peer
+        self._queue.extend(encode(note) for note in self.state())
+
+    def _flush(self) -> None:
+        while self._queue and self._peer is not None:
+            try:
+                self._peer.send(self._queue[0], socket.MSG_NOSIGNAL)
+            except (BlockingIOError, InterruptedError):
+                if len(self._queue) > BACKLOG:
+                    self._drop()  # it comes back, and is told the state as it is then
+                return
+            except OSError as e:
+                if not isinstance(e, (BrokenPipeError, ConnectionError)):
+                    logger.warning("EC guard: a note was not sent: %s", e)
+                    self._queue.popleft()
+                    continue
+                self._drop()
+                return
+            self._queue.popleft()
+
+    def _drop(self) -> None:
+        self._queue.clear()
+        if self._peer is not None:
+            self._peer.close()
+            self._peer = None
+
+
+class Listener:
+    """The scheduler's end, on the engine's thread."""
+
+    def __init__(self, path: Path, on_restart: Callable[[], None]) -> None:
+        self._path = path
+        self._on_restart = on_restart
+        self._socket: socket.socket | None = None
+        self._next_try = 0.0
+
+    def drain(self) -> list[Note]:
+        """What was said since the last time."""
+        if self._socket is None and not self._connect():
+            return []
+        notes: list[Note] = []
+        while self._socket is not None:
+            try:
+                raw = self._socket.recv(65536)
+            except (BlockingIOError, InterruptedError):
+                break
+            except OSError:
+                raw = b""
+            if not raw:
+                self.close()
+                break
+            try:
+                notes.append(decode(raw))
+            except msgspec.DecodeError as e:
+                logger.warning("EC guard: a note was not understood: %s", e)
+        return notes
+
+    def close(self) -> None:
+        """At the end, or to begin anew."""
+        if self._socket is not None:
+            self._socket.close()
+            self._socket = None
+
+    def _connect(self) -> bool:
+        now = time.monotonic()
+        if now < self._next_try:
+            return False
+        self._next_try = now + RETRY_S
+        end = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        try:
+            end.connect(str(self._path))
+        except OSError:
+            end.close()
+            return False
+        end.setblocking(False)
+        with contextlib.suppress(OSError):
+            end.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 20)
+        self._socket = end
+        self._on_restart()
+        return True
