@@ -26,20 +26,15 @@ async def chat(ex: Exchange) -> None:
     queued = False
     try:
         plan = _plan(ex, body)
+        trace = ex.trace
+        trace.model, trace.items, trace.stream = plan.model, len(plan.places), plan.stream
+        if not core.room.take_now():
+            await _wait(ex, core.room.take(1, settings.queue_timeout), "The proxy is full")
+        queued = True
         if core.inliner is not None and plan.items:
             inlined = await core.inliner.inline(plan)
             if inlined is not None:
                 plan = _plan(ex, inlined)
-        trace = ex.trace
-        trace.model, trace.items, trace.stream = plan.model, len(plan.places), plan.stream
-        if len(plan.items) > settings.pd_items:
-            raise bad_request(
-                f"messages: {len(plan.items)} media items; at most {settings.pd_items} in one request",
-                param="messages",
-            )
-        if not core.room.take_now():
-            await _wait(ex, core.room.take(1, settings.queue_timeout), "The proxy is full")
-        queued = True
         pd = await core.pick_pd(media=bool(plan.items))
         mark = fingerprint(body)
         pd.refuse_poison(mark)
@@ -59,6 +54,7 @@ def _plan(ex: Exchange, body: bytes | bytearray) -> Plan:
     return parse(
         body,
         kinds=core.encode_kinds,
+        most=settings.pd_items,
         keep_uuid=core.services.identity.keeps,
         allow_bare=settings.identity == "off" and settings.connector != RBLN_CONNECTOR,
     )

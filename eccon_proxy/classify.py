@@ -63,6 +63,8 @@ class _Payload(msgspec.Struct, gc=False):
 
 _part = msgspec.json.Decoder(Part)
 _payload = msgspec.json.Decoder(_Payload)
+# As a float a number may have any number of digits; whether it is zero is all that is asked.
+_any = json.JSONDecoder(parse_int=float)
 
 
 def kind_of(raw: Raw | bytes | memoryview, where: str) -> tuple[str, Part] | None:
@@ -115,7 +117,7 @@ def _truthy(raw: Raw) -> bool:
     # Only short values can be empty or zero; long ones may be padded inside with white space.
     if len(view) > 64 and view[0] not in b"[{-0":
         return True
-    return bool(json.loads(bytes(view)))
+    return bool(_any.decode(str(view, "utf-8")))
 
 
 _HINT = re.compile(

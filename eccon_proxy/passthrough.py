@@ -1,6 +1,6 @@
 """The other endpoints: to the PD as they are, but never with media, which no encoder would have seen."""
 
-from typing import Any
+import json
 
 import msgspec
 
@@ -10,7 +10,7 @@ from eccon_proxy.errors import Failure, bad_request, busy, down, upstream
 from eccon_proxy.exchange import Exchange
 from eccon_proxy.headers import answer_headers
 from eccon_proxy.pd import PD, Forward
-from eccon_proxy.plan import BOM, fingerprint
+from eccon_proxy.plan import BOM, check_utf8, fingerprint
 from eccon_proxy.upstream import UpstreamError
 
 __all__ = ["get", "post"]
@@ -19,6 +19,9 @@ ANSWER_LIMIT = 16 * 1024 * 1024
 GET_TIMEOUT = 30.0
 _INPUTS = ("messages", "input", "inputs", "prompt", "prompt_embeds", "suffix", "query", "documents")
 """Members of any of these requests that vLLM reads content parts from."""
+_object = msgspec.json.Decoder(dict[str, msgspec.Raw])
+# Any number of digits is a number; which one does not matter here.
+_any = json.JSONDecoder(parse_int=float)
 
 
 async def post(ex: Exchange) -> None:
@@ -41,21 +44,26 @@ async def post(ex: Exchange) -> None:
 
 
 def refuse_media(body: bytes | bytearray, route: str) -> None:
-    """Raise a 400 when a body that is no chat request carries media."""
-    if looks_clean(body):
-        return
+    """Raise a 400 when a body that is no chat request carries media.
+
+    vLLM reads a body in any of JSON's encodings; what is not UTF-8 could hide media here, so it is refused.
+    """
     try:
-        value: Any = msgspec.json.decode(bytes(body[3:]) if body.startswith(BOM) else body)
+        check_utf8(body)
+        members = _object.decode(memoryview(body)[3:] if body.startswith(BOM) else body)
+        if looks_clean(body):
+            return
+        inputs = {
+            name: _any.decode(str(memoryview(members[name]), "utf-8")) for name in _INPUTS if name in members
+        }
     except RecursionError:
         raise bad_request("The body's JSON is nested too deeply") from None
     except msgspec.DecodeError as error:
-        raise bad_request(f"The body is not JSON: {error}") from None
-    if not isinstance(value, dict):
-        raise bad_request("The body is not a JSON object")
-    if value.get("prompt_embeds") is not None:
+        raise bad_request(f"The body is not a JSON object: {error}") from None
+    if inputs.get("prompt_embeds") is not None:
         raise bad_request(f"prompt_embeds cannot be served at {route}", param="prompt_embeds")
-    for name in _INPUTS:
-        found = carries_media(value.get(name))
+    for name, value in inputs.items():
+        found = carries_media(value)
         if found is not None:
             raise bad_request(
                 f"{name}: {found} cannot be served at {route}; send media to /v1/chat/completions", param=name

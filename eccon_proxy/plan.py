@@ -4,11 +4,11 @@ The body is scanned once. Parts are slices of it; base64 is never copied. The bo
 client's own bytes with a `uuid` as the last key of each media part, and nothing else changed.
 """
 
+import codecs
 import hashlib
 import json
 import re
 from collections.abc import Sequence
-from json.decoder import scanstring  # type: ignore[attr-defined]
 from typing import Any
 
 import msgspec
@@ -16,12 +16,14 @@ import msgspec
 from eccon_proxy.buffers import span
 from eccon_proxy.classify import ABSENT, Part, has_payload, kind_of
 from eccon_proxy.errors import bad_request
+from eccon_proxy.place import Place, without_uuid
 
 __all__ = [
     "Buffer",
     "Item",
     "Place",
     "Plan",
+    "check_utf8",
     "content_uuid",
     "encoder_body",
     "fingerprint",
@@ -31,8 +33,11 @@ __all__ = [
 
 Buffer = bytes | bytearray | memoryview
 Raw = msgspec.Raw
-Span = tuple[int, int]
 BOM = b"\xef\xbb\xbf"
+PARTS = 10_000
+"""Content parts in one request: a context has fewer tokens than that, and each costs time to look at."""
+UTF8_STEP = 256 * 1024
+"""Bytes that are checked at a time: as a string, a body may be four times its size."""
 
 
 class _Message(msgspec.Struct, gc=False):
@@ -69,35 +74,12 @@ _chat = msgspec.json.Decoder(_Chat)
 _loose_chat = msgspec.json.Decoder(_LooseChat)
 _loose_messages = msgspec.json.Decoder(list[_LooseMessage] | None)
 _content = msgspec.json.Decoder(str | list[Raw] | None)
-_members = json.JSONDecoder()
-_SPACE = re.compile(r"[ \t\n\r]*")
 
 # The spelling of nearly every client: one part, no more keys. What does not match is decoded.
 _IMAGE = re.compile(rb'\{\s*"type"\s*:\s*"image_url"\s*,\s*"image_url"\s*:\s*\{\s*"url"\s*:\s*"')
 _IMAGE_END = re.compile(rb'"\s*(?:,\s*"detail"\s*:\s*"[a-z]+"\s*)?\}\s*\}')
 _TEXT = re.compile(rb'\{\s*"type"\s*:\s*"text"\s*,\s*"text"\s*:\s*"')
 _TEXT_END = re.compile(rb'"\s*\}')
-
-
-class Place:
-    """One occurrence of a media part in the body.
-
-    `kept` are the slices of the part without its closing brace and without the client's own uuid keys;
-    `end` is the offset behind the brace. `bare` says that no member is left before a uuid of ours.
-    """
-
-    __slots__ = ("bare", "end", "kept", "start")
-
-    def __init__(self, start: int, end: int, kept: tuple[Span, ...] = (), *, bare: bool = False) -> None:
-        self.start = start
-        self.end = end
-        self.kept = kept or ((start, end - 1),)
-        self.bare = bare
-
-    @property
-    def size(self) -> int:
-        """Bytes kept."""
-        return sum(end - start for start, end in self.kept)
 
 
 class Item:
@@ -136,21 +118,23 @@ class Plan:
 
 
 def parse(
-    body: bytes | bytearray, *, kinds: frozenset[str], keep_uuid: bool = False, allow_bare: bool = False
+    body: bytes | bytearray,
+    *,
+    kinds: frozenset[str],
+    most: int | None = None,
+    keep_uuid: bool = False,
+    allow_bare: bool = False,
 ) -> Plan:
     """Plan a chat request, or raise the `Failure` (400) that answers it.
 
-    `kinds` are encoded, others refused. With `keep_uuid` the client's uuids stay and tell items apart;
-    with `allow_bare` a part may name a uuid and no payload.
+    `kinds` are encoded, others refused, and so are more than `most` distinct items. With `keep_uuid` the
+    client's uuids stay and tell items apart; with `allow_bare` a part may name a uuid and no payload.
     """
     plan = Plan(body)
     base = 3 if body.startswith(BOM) else 0
     try:
-        if not body.isascii():
-            str(body, "utf-8")
+        check_utf8(body)
         chat = _read(memoryview(body)[base:] if base else body)
-    except UnicodeDecodeError as error:
-        raise bad_request(f"The body is not UTF-8: {error.reason} at byte {error.start}") from None
     except RecursionError:
         raise bad_request("The body's JSON is nested too deeply") from None
     except msgspec.ValidationError as error:
@@ -160,12 +144,37 @@ def parse(
     if chat.messages is None:
         raise bad_request("messages: a list of messages is needed", param="messages")
     plan.stream = chat.stream is True
+    if sum(len(m.content) for m in chat.messages if isinstance(m.content, list)) > PARTS:
+        raise bad_request(f"messages: more than {PARTS} content parts", param="messages")
     for i, message in enumerate(chat.messages):
         if isinstance(message.content, list):
             for j, raw in enumerate(message.content):
                 _take(plan, raw, i, j, kinds, keep_uuid=keep_uuid, allow_bare=allow_bare)
+                # Looked at here: each item is compared with those before it.
+                if most is not None and len(plan.items) > most:
+                    raise bad_request(
+                        f"messages: more than {most} different media items, the most in one request",
+                        param="messages",
+                    )
     _share(plan, chat)
     return plan
+
+
+def check_utf8(body: bytes | bytearray) -> None:
+    """Raise a 400 when a body is not UTF-8."""
+    if body.isascii():
+        return
+    decoder = codecs.getincrementaldecoder("utf-8")()
+    view = memoryview(body)
+    at = 0
+    try:
+        for at in range(0, len(body), UTF8_STEP):
+            decoder.decode(view[at : at + UTF8_STEP])
+        at = len(body)
+        decoder.decode(b"", final=True)
+    except UnicodeDecodeError as error:
+        where = at - len(decoder.getstate()[0]) + error.start
+        raise bad_request(f"The body is not UTF-8: {error.reason} at byte {where}") from None
 
 
 def _read(body: Buffer) -> _Chat:
@@ -219,7 +228,7 @@ def _take(
             "send the data, since items are encoded anew for each request",
             param=where,
         )
-    place = Place(start, end) if part.uuid is ABSENT else _without_uuid(body, start, end)
+    place = Place(start, end) if part.uuid is ABSENT else without_uuid(body, start, end)
     _add(plan, kind, (i, j), place, client_uuid, payload=payload, keep_uuid=keep_uuid)
 
 
@@ -275,52 +284,13 @@ def _same(body: bytes | bytearray, a: Place, b: Place) -> bool:
 def _client_uuid(part: Part, where: str) -> str | None:
     if part.uuid is ABSENT:
         return None
-    value = json.loads(bytes(part.uuid))
-    if value is None:
+    raw = bytes(part.uuid)
+    if raw == b"null":
         return None
-    if not isinstance(value, str):
+    if raw[:1] != b'"':
         raise bad_request(f"{where}.uuid: not a string", param=f"{where}.uuid")
+    value: str = json.loads(raw)
     return value
-
-
-def _without_uuid(body: bytes | bytearray, start: int, end: int) -> Place:
-    """The place of a part whose `uuid` members are cut out, each with one comma."""
-    # latin-1 keeps one character a byte, so offsets stay those of the body.
-    text = str(memoryview(body)[start:end], "latin-1")
-    members: list[tuple[int, int, bool]] = []
-    at = _space(text, 1)
-    while text[at] != "}":
-        key_at = at
-        key, at = scanstring(text, at + 1, True)
-        at = _space(text, _space(text, at) + 1)
-        _, at = _members.raw_decode(text, at)
-        members.append((key_at, at, key == "uuid"))
-        at = _space(text, at)
-        if text[at] == ",":
-            at = _space(text, at + 1)
-    kept: list[Span] = []
-    last_end = members[0][0]
-    kept.append((0, last_end))
-    for i, (key_at, value_end, is_uuid) in enumerate(members):
-        if not is_uuid:
-            # White space and comma before a member stay with it, unless it became the first.
-            begin = key_at if len(kept) == 1 else members[i - 1][1]
-            kept.append((begin, value_end))
-        last_end = value_end
-    bare = len(kept) == 1
-    kept.append((last_end, len(text) - 1))
-    merged: list[Span] = []
-    for begin, stop in kept:
-        if merged and merged[-1][1] == begin:
-            merged[-1] = (merged[-1][0], stop)
-        elif begin < stop:
-            merged.append((begin, stop))
-    return Place(start, end, tuple((start + b, start + e) for b, e in merged), bare=bare)
-
-
-def _space(text: str, at: int) -> int:
-    m = _SPACE.match(text, at)
-    return m.end() if m else at
 
 
 def _share(plan: Plan, chat: _Chat) -> None:

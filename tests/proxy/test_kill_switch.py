@@ -1,5 +1,6 @@
 """What might smuggle an item past the encoders: one that nobody pushed stops the PD, then ends it."""
 
+import asyncio
 import json
 from typing import Any
 
@@ -181,3 +182,50 @@ async def test_get_with_a_body_is_no_way_in(cluster: Cluster) -> None:
     for seen in cluster.pd.seen:
         assert seen.method == "GET"
         assert not seen.body
+
+
+@pytest.mark.parametrize("coding", ["utf-16", "utf-16-le", "utf-16-be", "utf-32", "utf-32-le"])
+@pytest.mark.parametrize("path", ELSEWHERE)
+async def test_no_media_in_another_encoding(cluster: Cluster, path: str, coding: str) -> None:
+    # Python's json, which vLLM reads bodies with, takes all of these.
+    for value in DEEP:
+        written = json.dumps({"model": MODEL, **value}).encode(coding)
+        (await cluster.proxy.request("POST", path, written)).error(400)
+    assert all(seen.method == "GET" for seen in cluster.pd.seen)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"", b"{bad", b"[1]", b'"x"', b"null", b'{"prompt":NaN}', b'{"prompt":"\xff"}', b'{"a":1}{"b":2}',
+        b'\xef\xbb\xbf\xef\xbb\xbf{"a":1}', b'{"prompt":' + b"[" * 100_000 + b"]" * 100_000 + b"}",
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("path", ELSEWHERE)
+async def test_nonsense_elsewhere_is_a_400(cluster: Cluster, path: str, body: bytes) -> None:
+    (await cluster.proxy.request("POST", path, body)).error(400)
+    assert all(seen.method == "GET" for seen in cluster.pd.seen)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b'\xef\xbb\xbf{"prompt":"an image"}',
+        b'{"prompt":"an image","seed":' + b"1" * 5000 + b',"a":[1e400,-0.0],"seed":5}',
+        b'{"input":[' + b"1" * 5000 + b'],"image":1}',
+        '{"prompt":"한국 image"}'.encode(),
+    ],
+)
+async def test_what_is_no_media_passes_byte_for_byte(cluster: Cluster, body: bytes) -> None:
+    cluster.pd.always(refuse(418, "reached"), "/v1/completions")
+    assert (await cluster.proxy.request("POST", "/v1/completions", body)).status == 418
+    assert cluster.pd.requests("/v1/completions")[0].body == body
+
+
+async def test_a_request_with_many_images_holds_up_nobody(cluster: Cluster) -> None:
+    body = body_of(*({"image_url": f"http://127.0.0.1:9/{n}"} for n in range(9000)))
+    crowd = asyncio.ensure_future(cluster.proxy.chat(body))
+    while not crowd.done():
+        assert (await cluster.proxy.get("/livez")).seconds < 2.0
+    assert "more than 32" in crowd.result().error(400)["message"]
+    assert cluster.encodes == 0

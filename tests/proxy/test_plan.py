@@ -3,6 +3,7 @@
 import base64
 import io
 import json
+import tracemalloc
 from typing import Any
 
 import pytest
@@ -220,3 +221,58 @@ def test_pixels_are_read_from_the_header(form: str, extra: dict[str, Any], slash
 def test_unknown_sizes_are_none(data: str) -> None:
     plan = parse(chat(f'{{"type":"image_url","image_url":{{"url":"{data}"}}}}'), kinds=ALL)
     assert pixels(plan, plan.items[0]) is None
+
+
+NUMBER = "1" * 5000
+"""Python makes no int of so many digits."""
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
+        f'{{"type":"image_url","image_url":{{"url":"a"}},"n":{NUMBER},"uuid":"u"}}',
+        f'{{"type":"image_url","image_url":{NUMBER}}}',
+        f'{{"type":"image_url","image_url":-{NUMBER}}}',
+        f'{{"type":"image_url","image_url":{{"url":{NUMBER}}},"uuid":"u"}}',
+    ],
+)
+def test_numbers_of_any_length_are_only_passed_on(part: str) -> None:
+    plan = parse(chat(part), kinds=ALL)
+    assert len(plan.items) == 1
+    assert NUMBER.encode() in forwarded(plan)
+    assert b'"uuid":"U0"' in forwarded(plan)
+
+
+def test_a_uuid_that_is_a_long_number_is_refused() -> None:
+    assert "not a string" in refused(chat(f'{{"image_url":"a","uuid":{NUMBER}}}'))
+
+
+def test_a_crowd_of_items_is_refused_when_the_last_that_fits_is_passed() -> None:
+    parts = [IMAGE.replace("/1", f"/{n}") for n in range(9)]
+    assert len(parse(chat(*parts[:8], *parts[:8]), kinds=ALL, most=8).items) == 8
+    with pytest.raises(Failure, match="more than 8 different media items"):
+        parse(chat(*parts), kinds=ALL, most=8)
+
+
+def test_parts_without_number_are_refused_before_each_is_looked_at() -> None:
+    assert "content parts" in refused(chat(*['"x"'] * 10_001))
+
+
+@pytest.mark.parametrize("split", range(1, 4))
+def test_utf_8_is_checked_across_the_borders_of_what_is_checked_at_a_time(split: int) -> None:
+    step = 256 * 1024
+    head = b'{"messages":[{"content":["'
+    whole = head + b"x" * (step - len(head) - split) + "🙂".encode() + b'"]}]}'
+    assert not parse(whole, kinds=ALL).items
+    for bad in (whole.replace("🙂".encode(), "🙂".encode()[:3]), whole[:-6] + b"\xf0\x9f"):
+        assert "at byte 26214" in refused(bad)
+
+
+def test_checking_utf_8_takes_little_memory() -> None:
+    body = chat('"한🙂"', f'{{"image_url":"{"A" * 30_000_000}"}}')
+    tracemalloc.start()
+    try:
+        parse(body, kinds=ALL)
+        assert tracemalloc.get_traced_memory()[1] < 5_000_000
+    finally:
+        tracemalloc.stop()
