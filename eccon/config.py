@@ -14,6 +14,7 @@ from eccon import strict
 from eccon.tomltext import Text, TextError
 
 __all__ = [
+    "ClusterFile",
     "ConfigError",
     "Connector",
     "Devices",
@@ -26,6 +27,7 @@ __all__ = [
     "Scalar",
     "Supervisor",
     "Topology",
+    "check",
     "cluster_name",
     "find",
     "load",
@@ -40,9 +42,6 @@ Device: TypeAlias = Annotated[int, msgspec.Meta(ge=0)]
 Url: TypeAlias = Annotated[str, msgspec.Meta(pattern=r"^(https?://[^\s/?#@]+(:\d+)?/?)?$")]
 Scalar: TypeAlias = str | int | float | bool | list[str]
 Extra: TypeAlias = dict[str, Scalar]
-
-HIDDEN = ("path", "directory")
-"""Fields of a `Topology` that no file may set."""
 
 
 class ConfigError(Exception):
@@ -190,8 +189,8 @@ class Supervisor(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     log_files: Annotated[int, msgspec.Meta(ge=1, le=100)] = 4
 
 
-class Topology(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """A cluster as configured. `path` and `directory` are where it was read from."""
+class ClusterFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """What an `eccon.toml` may say."""
 
     name: Name = "eccon"
     model: Model
@@ -204,6 +203,11 @@ class Topology(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     supervisor: Supervisor = Supervisor()
     env: dict[str, str] = {}
     """For every child."""
+
+
+class Topology(ClusterFile, frozen=True, kw_only=True):
+    """A cluster as configured. `path` and `directory` are where it was read from."""
+
     path: Path = Path()
     directory: Path = Path()
     """Children's working directory, and what `model.path` is relative to."""
@@ -280,17 +284,16 @@ def check(text: Text) -> Topology:
     """
     from eccon.clashes import clashes  # noqa: PLC0415  it knows this module's types
 
-    for hidden in HIDDEN:
-        if hidden in text.data:
-            raise ConfigError(text.fault((hidden,), text.data[hidden], "unknown key; remove it"))
     if "model" not in text.data:
         msg = f"{text.path}: no [model]: nothing to serve; `eccon init` writes a complete example"
         raise ConfigError(msg)
-    faults = list(strict.faults(Topology, text, hidden=HIDDEN))
+    faults = list(strict.faults(ClusterFile, text))
     if faults:
         raise ConfigError("\n".join(faults))
-    topology = msgspec.convert(text.data, Topology)
-    topology = msgspec.structs.replace(topology, path=text.path, directory=text.path.parent)
+    said = msgspec.convert(text.data, ClusterFile)
+    topology = Topology(
+        **{f: getattr(said, f) for f in said.__struct_fields__}, path=text.path, directory=text.path.parent
+    )
     faults = list(clashes(topology, text))
     if faults:
         raise ConfigError("\n".join(faults))
@@ -302,7 +305,7 @@ def _text(text: str, path: Path) -> Text:
         found = Text(text, path)
     except TextError as e:
         raise ConfigError(str(e)) from e
-    problems = list(strict.overlay(Topology, found, os.environ, hidden=HIDDEN))
+    problems = list(strict.overlay(ClusterFile, found, os.environ))
     if problems:
         raise ConfigError("\n".join(problems))
     return found

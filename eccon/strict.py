@@ -31,15 +31,13 @@ def fields(kind: type[msgspec.Struct], hidden: tuple[str, ...] = ()) -> dict[str
     return {f.name: hints[f.name] for f in msgspec.structs.fields(kind) if f.name not in hidden}
 
 
-def faults(
-    kind: type[msgspec.Struct], text: Text, key: Key = (), *, hidden: tuple[str, ...] = ()
-) -> Iterator[str]:
+def faults(kind: type[msgspec.Struct], text: Text, key: Key = ()) -> Iterator[str]:
     """What in the table at `key` does not fit `kind`, one complete line each."""
     table = value_at(text.data, key)
     if not isinstance(table, Mapping):
         yield text.fault(key, table, "expected a table of keys")
         return
-    known = fields(kind, hidden)
+    known = fields(kind)
     for name, value in table.items():
         here = (*key, name)
         if name not in known:
@@ -83,9 +81,7 @@ def nearest(name: str, known: Mapping[str, object] | list[str]) -> str:
     return f"did you mean {near[0]}?" if near else f"known here: {', '.join(known)}"
 
 
-def overlay(
-    kind: type[msgspec.Struct], text: Text, environment: Mapping[str, str], *, hidden: tuple[str, ...] = ()
-) -> Iterator[str]:
+def overlay(kind: type[msgspec.Struct], text: Text, environment: Mapping[str, str]) -> Iterator[str]:
     """Puts the values of `ECCON__TABLE__KEY` variables in place of the text's; yields what cannot be done.
 
     A value for text is taken as it is, any other is read as TOML. Arrays of tables cannot be reached.
@@ -102,7 +98,7 @@ def overlay(
             last = i == len(names) - 1
             # Keys of free tables (`env`) keep their case; all others are lower.
             name = raw.lower() if inside is not None else raw
-            known = fields(inside, hidden if inside is kind else ()) if inside is not None else {}
+            known = fields(inside) if inside is not None else {}
             if inside is not None and name not in known:
                 yield f"{variable}: {dotted((*key, name))}: unknown key; {nearest(name, known)}"
                 break

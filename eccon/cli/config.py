@@ -7,9 +7,11 @@ from pathlib import Path
 import click
 import msgspec
 
-from eccon import config, launch, scaffold
+from eccon import config, launch, origin, scaffold
 from eccon.cli.common import USAGE, config_option, narrate, plain_command
 from eccon.paths import for_cluster
+from eccon.supervisor.secrets import shown, shown_env
+from eccon.tomltext import dotted
 
 __all__ = ["config_group", "init"]
 
@@ -60,20 +62,59 @@ def check(file: str | None) -> int:
 @config_group.command()
 @config_option
 @click.option("--commands", is_flag=True, help="Exact command and environment of each process.")
+@click.option("--json", "as_json", is_flag=True, help="The same as JSON.")
 @plain_command
-def show(file: str | None, commands: bool) -> int:
-    """Print the configuration with all defaults, or the commands that it makes."""
-    topology = config.load(config.find(file))
-    if not commands:
-        click.echo(msgspec.json.format(msgspec.json.encode(topology, enc_hook=str)))
-        return 0
-    paths = for_cluster(topology.name, create=False)
-    encoders = [launch.encoder(topology, paths, slot) for slot in launch.slots(topology)]
-    proxy = launch.proxy(topology, paths, [e.url for e in encoders])
-    for spec in (launch.pd(topology, paths), *encoders, proxy):
+def show(file: str | None, commands: bool, as_json: bool) -> int:
+    """Print every value in force and its origin, or the commands that it makes; secrets are masked."""
+    text = config.read(config.find(file))
+    topology = config.check(text)
+    if commands:
+        _show_commands(topology, as_json)
+    elif as_json:
+        rows = [
+            {"key": dotted(key), "value": value, "origin": where}
+            for key, value, where in origin.values(topology, text)
+        ]
+        click.echo(msgspec.json.format(msgspec.json.encode(rows)))
+    else:
+        for line in origin.lines(topology, text):
+            click.echo(line)
+    return 0
+
+
+def _show_commands(topology: config.Topology, as_json: bool) -> None:
+    specs = launch.everything(topology, for_cluster(topology.name, create=False))
+    if as_json:
+        rows = [
+            {
+                "name": spec.name,
+                "argv": shown(spec.argv),
+                "env": dict(shown_env(spec.env)),
+                "unset": spec.unset,
+                "cwd": spec.cwd,
+                "url": spec.url,
+                "external": spec.external,
+            }
+            for spec in specs
+        ]
+        click.echo(msgspec.json.format(msgspec.json.encode(rows)))
+        return
+    for spec in specs:
+        if spec.external:
+            click.echo(f"# {spec.name}: at {spec.url}, started by others")
+            continue
         unset = [part for name in spec.unset for part in ("-u", name)]
-        variables = [f"{k}={v}" for k, v in spec.env.items()]
+        variables = [f"{k}={v}" for k, v in shown_env(spec.env)]
         prefix = ["env", *unset, *variables] if unset or variables else []
         click.echo(f"# {spec.name}, in {spec.cwd}")
-        click.echo(shlex.join([*prefix, *spec.argv]))
+        click.echo(shlex.join([*prefix, *shown(spec.argv)]))
+
+
+@config_group.command()
+@plain_command
+def schema() -> int:
+    """Print the JSON Schema of eccon.toml, for editors."""
+    from eccon import configschema  # noqa: PLC0415  reads sources; no other command needs it
+
+    click.echo(msgspec.json.format(msgspec.json.encode(configschema.schema())))
     return 0

@@ -5,9 +5,7 @@ from pathlib import Path
 
 from eccon.config import Topology
 
-__all__ = ["SECRET_VARIABLES", "is_secret", "serving_key"]
-
-SECRET_VARIABLES = ("KEY", "TOKEN", "SECRET", "PASSWORD", "CREDENTIALS")
+__all__ = ["serving_key"]
 
 
 def serving_key(topology: Topology) -> str:
@@ -16,9 +14,3 @@ def serving_key(topology: Topology) -> str:
         lines = (topology.directory / Path(topology.model.api_key_file)).read_text("utf-8").splitlines()
         return next((line.strip() for line in lines if line.strip()), "")
     return topology.env.get("VLLM_API_KEY", os.environ.get("VLLM_API_KEY", ""))
-
-
-def is_secret(variable: str) -> bool:
-    """Whether a variable's value is not to be shown."""
-    words = variable.upper().split("_")
-    return any(word in words or f"{word}S" in words for word in SECRET_VARIABLES)
