@@ -13,6 +13,7 @@ import msgspec
 
 from eccon_proxy import __version__
 from eccon_proxy.settings import Settings, SettingsError, from_mapping, groups, lines, masked, normal_url
+from eccon_proxy.tls import client_context, server_context
 
 __all__ = ["main", "settings_from"]
 
@@ -70,7 +71,13 @@ _HELP = {
     "inline_timeout": "Longest download, seconds.",
     "inline_private": "Allow downloads from private and link-local addresses.",
     "ssl_certfile": "TLS certificate of the public port.",
-    "ssl_keyfile": "Its key.",
+    "ssl_keyfile": "Its key, when that is in a file of its own.",
+    "ssl_keyfile_password": "Password of the key.",
+    "ssl_ca_certs": "CA certificates that clients' certificates are checked with.",
+    "ssl_cert_reqs": "Certificates of clients: 0 none, 1 optional, 2 required.",
+    "ssl_ciphers": "OpenSSL's list of ciphers; empty: Python's.",
+    "ssl_version": "Protocol, as the number of Python's ssl.PROTOCOL_*.",
+    "upstream_ca": "CA certificates (file or directory) of https servers behind; empty: the system's.",
     "trace_bytes": "Memory for the last traces, bytes.",
     "otlp_endpoint": "OpenTelemetry collector that traces are sent to, by HTTP.",
     "log_format": "How the log is written.",
@@ -140,6 +147,8 @@ def command(
                 from eccon_proxy.otlp import Exporter  # noqa: PLC0415  the SDK takes half a second
 
                 Exporter(settings.otlp_endpoint).close()
+            server_context(settings)
+            client_context(settings.upstream_ca)
             for group in groups(settings):
                 click.echo(f"{group.pd} <- {', '.join(group.encoders) or 'no encoders yet'}")
             for name, value in masked(settings).items():

@@ -162,7 +162,8 @@ class Core:
         """URLs under which this proxy itself is reached."""
         host, port = self._address[:2]
         hosts = {str(host), "127.0.0.1", "[::1]"} if host in {"0.0.0.0", "::", "127.0.0.1"} else {str(host)}
-        return {f"http://{h}:{port}" for h in hosts}
+        scheme = "https" if self.settings.ssl_certfile else "http"
+        return {f"{scheme}://{h}:{port}" for h in hosts}
 
     def free_id(self) -> str:
         """The first `encoder-N` that no member has."""

@@ -71,8 +71,8 @@ class Encoder:
         self.id = encoder_id
         self.group = group
         self.url = url
-        self.upstream = Upstream(url, connect_timeout=settings.connect_timeout)
-        self.probed = Upstream(url, connect_timeout=settings.connect_timeout)
+        self.upstream = Upstream(url, connect_timeout=settings.connect_timeout, ca=settings.upstream_ca)
+        self.probed = Upstream(url, connect_timeout=settings.connect_timeout, ca=settings.upstream_ca)
         """The same server for probes: they take no connection that an item could use."""
         self._settings = settings
         self._on_change = on_change

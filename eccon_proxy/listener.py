@@ -8,6 +8,7 @@ import asyncio
 import http
 import os
 import socket
+import ssl
 import stat
 import time
 from collections.abc import Callable
@@ -170,8 +171,11 @@ class _Cork:
 class Listener:
     """One application on one socket."""
 
-    def __init__(self, app: Any, sock: socket.socket, settings: Settings, *, tls: bool = False) -> None:
+    def __init__(
+        self, app: Any, sock: socket.socket, settings: Settings, *, tls: ssl.SSLContext | None = None
+    ) -> None:
         self._sock = sock
+        self._tls = tls
         self._state = ServerState()
         self._settings = settings
         self._config = uvicorn.Config(
@@ -186,8 +190,6 @@ class Listener:
             date_header=False,
             proxy_headers=False,
             timeout_keep_alive=KEEP_ALIVE,
-            ssl_certfile=settings.ssl_certfile if tls and settings.ssl_certfile else None,
-            ssl_keyfile=settings.ssl_keyfile if tls and settings.ssl_keyfile else None,
         )
         self._server: asyncio.AbstractServer | None = None
         self._clock: asyncio.Task[None] | None = None
@@ -206,11 +208,13 @@ class Listener:
         def connect() -> asyncio.Protocol:
             return protocol(config=self._config, server_state=self._state, app_state={})  # type: ignore[no-any-return]
 
-        ssl = self._config.ssl
         if self._sock.family == socket.AF_UNIX:
             self._server = await loop.create_unix_server(connect, sock=self._sock, backlog=BACKLOG)
         else:
-            self._server = await loop.create_server(connect, sock=self._sock, ssl=ssl, backlog=BACKLOG)
+            limit = None if self._tls is None else self._settings.header_timeout
+            self._server = await loop.create_server(
+                connect, sock=self._sock, ssl=self._tls, backlog=BACKLOG, ssl_handshake_timeout=limit
+            )
         self._clock = loop.create_task(self._tell_date())
 
     async def _tell_date(self) -> None:

@@ -89,8 +89,8 @@ class PD:
     ) -> None:
         self.url = url
         self.group = group
-        self.upstream = Upstream(url, connect_timeout=settings.connect_timeout)
-        self._probed = Upstream(url, connect_timeout=settings.connect_timeout)
+        self.upstream = Upstream(url, connect_timeout=settings.connect_timeout, ca=settings.upstream_ca)
+        self._probed = Upstream(url, connect_timeout=settings.connect_timeout, ca=settings.upstream_ca)
         self.room = Room(settings.pd_items)
         self.forwards: set[Forward] = set()
         self.on_down: set[Callable[[Failure], None]] = set()

@@ -6,6 +6,7 @@ import gc
 import resource
 import signal
 import socket
+import ssl
 
 import uvloop
 
@@ -18,6 +19,7 @@ from eccon_proxy.listener import Listener, admin_socket, public_socket
 from eccon_proxy.log import configure, logger
 from eccon_proxy.reload import reload
 from eccon_proxy.settings import Settings
+from eccon_proxy.tls import client_context, server_context
 
 __all__ = ["run"]
 
@@ -30,6 +32,9 @@ def run(settings: Settings) -> int:
     """Serve until a signal; the exit code."""
     configure(settings.log_format, settings.log_level)
     _tune()
+    tls = server_context(settings)
+    if settings.upstream_ca:
+        client_context(settings.upstream_ca)  # a file that is none ends it here, not a later join
     public = public_socket(settings)
     try:
         admin, path = admin_socket(settings)
@@ -37,7 +42,7 @@ def run(settings: Settings) -> int:
         public.close()
         raise
     try:
-        uvloop.run(_serve(settings, public, admin))
+        uvloop.run(_serve(settings, public, admin, tls))
     finally:
         public.close()
         admin.close()
@@ -62,7 +67,9 @@ def _tune() -> None:
     gc.set_threshold(5000, 20, 50)
 
 
-async def _serve(settings: Settings, public: socket.socket, admin: socket.socket) -> None:
+async def _serve(
+    settings: Settings, public: socket.socket, admin: socket.socket, tls: ssl.SSLContext | None
+) -> None:
     loop = asyncio.get_running_loop()
     stop = asyncio.Event()
     force = asyncio.Event()
@@ -76,7 +83,7 @@ async def _serve(settings: Settings, public: socket.socket, admin: socket.socket
     drains = Drains(core)
     loop.add_signal_handler(signal.SIGHUP, reload, core, drains)
     await core.start()
-    outside = Listener(public_app(core), public, settings, tls=True)
+    outside = Listener(public_app(core), public, settings, tls=tls)
     inside = Listener(admin_app(core, drains), admin, settings)
     await inside.start()
     await outside.start()

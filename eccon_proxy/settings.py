@@ -2,6 +2,7 @@
 
 import ipaddress
 import math
+import ssl
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Literal
@@ -29,7 +30,7 @@ KINDS: tuple[str, ...] = Kind.__args__  # type: ignore[attr-defined]
 """Media kinds of vLLM's chat API, by the `type` of their part."""
 
 RBLN_CONNECTOR = "RblnECNixlConnector"
-SECRET_FIELDS = frozenset({"api_keys", "upstream_api_key", "admin_key"})
+SECRET_FIELDS = frozenset({"api_keys", "upstream_api_key", "admin_key", "ssl_keyfile_password"})
 
 
 _COUNTS = (
@@ -138,6 +139,15 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     inline_private: bool = False
     ssl_certfile: str = ""
     ssl_keyfile: str = ""
+    ssl_keyfile_password: str = ""
+    ssl_ca_certs: str = ""
+    """Who signs the certificates of clients."""
+    ssl_cert_reqs: int = 0
+    """0: clients show none, 1: they may, 2: they must."""
+    ssl_ciphers: str = ""
+    ssl_version: int = int(ssl.PROTOCOL_TLS_SERVER)
+    upstream_ca: str = ""
+    """Who signs the certificates of `https` servers behind; empty: whom the system trusts."""
 
     # What it tells
     trace_bytes: int = 16 * 1024 * 1024
@@ -305,7 +315,7 @@ def _check(s: Settings) -> None:
             raise SettingsError(f"--{name.replace('_', '-')} {getattr(s, name)}: 0 or more seconds")
     if s.queue < 0:
         raise SettingsError(f"--queue {s.queue}: 0 or more")
-    for name in ("ssl_certfile", "ssl_keyfile", "encoders_file"):
+    for name in ("ssl_certfile", "ssl_keyfile", "ssl_ca_certs", "encoders_file"):
         value = getattr(s, name)
         if value and not Path(value).is_file():
             raise SettingsError(f"--{name.replace('_', '-')} {value!r}: no such file")
@@ -313,5 +323,11 @@ def _check(s: Settings) -> None:
         url = urlsplit(s.otlp_endpoint)
         if url.scheme not in {"http", "https"} or not url.hostname:
             raise SettingsError(f"--otlp-endpoint {s.otlp_endpoint!r}: not a URL as http://127.0.0.1:4318")
-    if bool(s.ssl_certfile) != bool(s.ssl_keyfile):
-        raise SettingsError("--ssl-certfile and --ssl-keyfile belong together")
+    if s.upstream_ca and not Path(s.upstream_ca).exists():
+        raise SettingsError(f"--upstream-ca {s.upstream_ca!r}: no such file")
+    if not s.ssl_certfile and (s.ssl_keyfile or s.ssl_ca_certs or s.ssl_cert_reqs):
+        raise SettingsError("the --ssl- flags need --ssl-certfile")
+    if s.ssl_cert_reqs not in {0, 1, 2}:
+        raise SettingsError(f"--ssl-cert-reqs {s.ssl_cert_reqs}: 0 (none), 1 (optional) or 2 (required)")
+    if s.ssl_cert_reqs and not s.ssl_ca_certs:
+        raise SettingsError("--ssl-cert-reqs needs --ssl-ca-certs: who signs the certificates of clients")

@@ -2,12 +2,12 @@
 
 import asyncio
 import math
-import ssl
 from collections.abc import Sequence
 from urllib.parse import urlsplit
 
 from eccon_proxy.connection import Connection, Response, UpstreamError
 from eccon_proxy.plan import Buffer
+from eccon_proxy.tls import client_context
 
 __all__ = ["Response", "Upstream", "UpstreamError"]
 
@@ -18,12 +18,12 @@ IDLE_SECONDS = 4.0
 class Upstream:
     """One server: its address and its kept connections."""
 
-    def __init__(self, url: str, *, connect_timeout: float) -> None:
+    def __init__(self, url: str, *, connect_timeout: float, ca: str = "") -> None:
         parts = urlsplit(url)
         self.url = url
         self._host = parts.hostname or ""
-        self._port = parts.port or 80
-        self._tls = ssl.create_default_context() if parts.scheme == "https" else None
+        self._port = parts.port or (443 if parts.scheme == "https" else 80)
+        self._tls = client_context(ca) if parts.scheme == "https" else None
         self._path = parts.path.encode("latin-1")
         self._authority = parts.netloc.encode("latin-1")
         self._connect_timeout = connect_timeout

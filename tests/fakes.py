@@ -9,6 +9,7 @@ import contextlib
 import hashlib
 import json
 import socket
+import ssl
 import struct
 import time
 from collections import deque
@@ -296,12 +297,13 @@ class Fake:
     connections: set[_Connection] = field(default_factory=set)
     tasks: set[asyncio.Task[None]] = field(default_factory=set)
     accepted: int = 0
+    tls: ssl.SSLContext | None = None
     _server: asyncio.Server | None = None
 
     @property
     def url(self) -> str:
         """Where it listens."""
-        return f"http://127.0.0.1:{self.port}"
+        return f"{'https' if self.tls else 'http'}://127.0.0.1:{self.port}"
 
     @property
     def listening(self) -> bool:
@@ -342,7 +344,7 @@ class Fake:
         """Listen, on the port of the life before if there was one."""
         loop = asyncio.get_running_loop()
         self._server = await loop.create_server(
-            self._connect, "127.0.0.1", self.port, backlog=4096, reuse_address=True
+            self._connect, "127.0.0.1", self.port, backlog=4096, reuse_address=True, ssl=self.tls
         )
         self.port = self._server.sockets[0].getsockname()[1]
 
