@@ -16,15 +16,20 @@ class Tail:
     Args:
         path: may not exist yet.
         back: bytes before the present end to begin with; None begins at the file's start.
+        resume: a `position` of an earlier tail, to go on from while its file is there.
     """
 
-    def __init__(self, path: Path, *, back: int | None = 0) -> None:
+    def __init__(self, path: Path, *, back: int | None = 0, resume: tuple[int, int] | None = None) -> None:
         self.path = path
         self.lost = 0
         """Times that a rotation outran us and lines went unseen."""
         self._fd = -1
         self._inode = 0
         self._rest = b""
+        self._unended = 0
+        """Bytes read of a line that has not ended."""
+        if resume is not None and self._resume(*resume):
+            return
         if self._open(path) and back is not None:
             end = os.lseek(self._fd, 0, os.SEEK_END)
             os.lseek(self._fd, max(0, end - back), os.SEEK_SET)
@@ -53,6 +58,7 @@ class Tail:
                 break
         data = b"".join(parts)
         cut = data.rfind(b"\n") + 1
+        self._unended = len(data) - cut + (self._unended - len(self._rest) if not cut else 0)
         self._rest = data[cut:]
         if len(self._rest) > LINE_MAX:
             self._rest = self._rest[:LINE_MAX]
@@ -62,6 +68,21 @@ class Tail:
     def offset(self) -> int | None:
         """Where in the present file reading goes on; None while there is none."""
         return os.lseek(self._fd, 0, os.SEEK_CUR) if self._fd >= 0 else None
+
+    @property
+    def position(self) -> tuple[int, int] | None:
+        """Inode of the file that is read, and where the first line begins that was not given yet."""
+        at = self.offset
+        return None if at is None else (self._inode, max(0, at - self._unended))
+
+    def earlier(self, limit: int) -> bytes:
+        """Up to `limit` bytes of whole lines before the position, of the file that is read."""
+        where = self.position
+        if where is None or where[1] == 0:
+            return b""
+        begin = max(0, where[1] - limit)
+        data = os.pread(self._fd, where[1] - begin, begin)
+        return data if begin == 0 else data[data.find(b"\n") + 1 :]
 
     def close(self) -> None:
         """Lets go of the file."""
@@ -78,6 +99,16 @@ class Tail:
         self._fd = fd
         self._inode = os.fstat(fd).st_ino
         return True
+
+    def _resume(self, inode: int, offset: int) -> bool:
+        for path in (self.path, *(older for older, _ in self._rotated())):
+            if not self._open(path):
+                continue
+            if self._inode == inode and os.fstat(self._fd).st_size >= offset:
+                os.lseek(self._fd, offset, os.SEEK_SET)
+                return True
+        self.close()
+        return False
 
     def _follow(self) -> bool:
         """At the end of a file that was rotated away: on to its successor. False when there is none."""

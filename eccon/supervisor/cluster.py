@@ -11,7 +11,7 @@ from typing import Any
 from eccon import launch
 from eccon.config import Topology
 from eccon.launch import EncoderSlot, NoRoomError
-from eccon.model import Role, State
+from eccon.model import Alarm, Role, State
 from eccon.paths import ClusterPaths
 from eccon.supervisor import lives
 from eccon.supervisor.board import Board
@@ -74,6 +74,7 @@ class Cluster:
             became_ready=self._became_ready,
             flush_pd=self._flush_pd,
             pd_lives=self._pd_lives,
+            twin=self._twin,
             pause_media=self._pause_media,
         )
         self.owners: dict[str, Owner] = {}
@@ -86,6 +87,7 @@ class Cluster:
         link.known = lambda name: name in self.slots
         listener.owners = self.owners
         listener.on_dying = self._dying
+        listener.on_counted = self.store.changed
         self._build(saved)
 
     def _build(self, saved: Saved) -> None:
@@ -293,6 +295,8 @@ class Cluster:
         if name == "pd":
             self.paused = ""
             self._renew_encoders()
+        if life := self.owners[name].life:
+            self.board.end_alarm(f"dying:{life.id}")
         await self.link.reconcile()
 
     def _renew_encoders(self) -> None:
@@ -348,10 +352,22 @@ class Cluster:
     def _dying(self, name: str, why: str) -> None:
         """A log line announced a death: do not wait until it is seen."""
         owner = self.owners[name]
-        if owner.state in {State.READY, State.STALLED}:
-            owner.set_state(State.STALLED, why)
+        if owner.state not in {State.READY, State.STALLED}:
+            return
+        owner.dying_since = time.monotonic()
+        owner.set_state(State.STALLED, why)
         if owner.spec.role is Role.PD:
             self.in_background(self._pause_media(why, True))
+
+    def _twin(self, name: str, text: str) -> None:
+        life = self.owners[name].life
+        key = f"twin:{life.id if life else name}"
+        if text:
+            self.board.raise_alarm(
+                Alarm(key=key, subject=name, text=text, since=time.time(), severity="critical")
+            )
+        else:
+            self.board.end_alarm(key)
 
     def in_background(self, work: Coroutine[Any, Any, None]) -> "asyncio.Task[None]":
         """Runs `work` beside everything else, and ends it with the daemon."""
@@ -428,6 +444,8 @@ class Cluster:
             },
             history=self.context.history,
             events=list(self.board.events)[-200:],
+            latencies=self.listener.transfers.latencies,
+            positions=self.listener.remembered(),
         )
 
     def _store_trouble(self, trouble: str) -> None:

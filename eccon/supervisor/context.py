@@ -32,5 +32,7 @@ class Context(msgspec.Struct):
     """A text request to the PD, so that it takes what encoders have pushed; True when it was answered."""
     pd_lives: Callable[[], bool]
     """Whether there is a PD that a careless stop could take along."""
+    twin: Callable[[str, str], None]
+    """Somebody else listens on a process's port, as the text says; empty: nobody does."""
     pause_media: Callable[[str, bool], Awaitable[None]]
     """No images to the PD until it is ready again, for the reason given. True: nor those under way."""

@@ -87,7 +87,7 @@ class Daemon:
         async with Prober(self.topology.supervisor.probe_timeout_s) as prober:
             link = ProxyLink(self.paths.admin_socket)
             traces = Traces(board)
-            listener = Listener(self.paths, board, traces)
+            listener = Listener(self.paths, board, traces, saved)
             cluster = Cluster(self.topology, self.paths, board, prober, link, listener, saved)
             figures = Figures(cluster, traces)
             if complaint:

@@ -14,8 +14,11 @@ from eccon_proxy.schema import EncoderInfo, PDInfo, ProxyState
 __all__ = ["Figures"]
 
 EVERY_S = 1.0
+HANGS_IN_PULL = "hangs with an item that the PD is fetching: the PD waits, and dies after 30 s of it"
 EJECTED_S = 3.0
 """How long the proxy may have put an encoder out before that is called a stall."""
+PULL_S = 3.0
+"""A pull takes milliseconds; one that lasts this long has a hanging encoder at its other end."""
 RATE_WINDOW = 10
 """Seconds that rates are of."""
 
@@ -95,9 +98,13 @@ class Figures:
             return
         info = self.cluster.link.encoders.get(owner.name) if self.cluster.link.connected else None
         trouble = self._trouble(owner, info) if info else ""
+        if owner.dying_since is not None:
+            return
         alarmed = any(a.key == key for a in self.cluster.board.alarms)
         if trouble and info and owner.state in {State.READY, State.STALLED}:
-            self._alarm(key, owner.name, "holds items and finishes none" if info.inflight else trouble)
+            pulled = self.cluster.listener.transfers.pulling_s().get(owner.name, 0.0) > PULL_S
+            told = "holds items and finishes none" if info.inflight and not pulled else trouble
+            self._alarm(key, owner.name, HANGS_IN_PULL if pulled else told)
             owner.set_state(State.STALLED, trouble)
             limit = self.cluster.topology.supervisor.restart_stalled_s
             if limit is not None and time.time() - owner.process.since > limit and owner.settled_in_life:
@@ -109,6 +116,9 @@ class Figures:
 
     def _trouble(self, owner: Owner, info: EncoderInfo) -> str:
         """Why an encoder whose health is good is of no use; empty when it is."""
+        pulling = self.cluster.listener.transfers.pulling_s().get(owner.name, 0.0)
+        if pulling > PULL_S:
+            return f"the PD has waited {pulling:.0f} s for an item that it sent"
         stuck = self.stalls.stuck_s(info)
         if stuck is not None:
             return f"{info.inflight} in flight, none finished for {stuck:.0f} s"
@@ -123,7 +133,11 @@ class Figures:
         if info.state == "stalled" and owner.state in {State.READY, State.STALLED}:
             self._alarm(key, owner.name, info.reason or "holds requests and sends nothing")
             owner.set_state(State.STALLED, info.reason or "requests in flight and not a byte")
-        elif info.state == "ready" and any(a.key == key for a in self.cluster.board.alarms):
+        elif (
+            info.state == "ready"
+            and owner.dying_since is None
+            and any(a.key == key for a in self.cluster.board.alarms)
+        ):
             self.cluster.board.end_alarm(key)
             if owner.state is State.STALLED:
                 owner.set_state(State.READY, "")

@@ -1,6 +1,7 @@
 """Watches one life: when it is ready, and whether it still is.
 
-Ready means: its health endpoint says so, `/v1/models` names our model, and it is our own child that lives.
+Ready means: its health endpoint says so, `/v1/models` names our model, and it is our own child that lives and
+listens there alone.
 """
 
 import asyncio
@@ -9,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from eccon.model import Role, State
 from eccon.signals.vllm_metrics import EngineMetrics
+from eccon.supervisor import identity, ports
 from eccon.supervisor.lives import Life
 
 if TYPE_CHECKING:
@@ -19,6 +21,8 @@ __all__ = ["HealthWatch"]
 UNWELL_AFTER = 3
 """Probes in a row that must fail before a ready process is called stalled: no flapping."""
 MODEL_EVERY_S = 30.0
+DEATH_S = 10.0
+"""What says that it dies, and does not within this time, is looked at, and ended unless it is well."""
 METRICS_EVERY_S = {Role.PD: 5.0, Role.ENCODER: 15.0}
 
 
@@ -32,6 +36,7 @@ class HealthWatch:
         self.model_at = 0.0
         self.metrics = EngineMetrics()
         self.metrics_at = 0.0
+        self.dead_since: float | None = None
 
     async def run(self) -> None:
         """The loop. Ends when the process has died."""
@@ -53,11 +58,10 @@ class HealthWatch:
         health = await context.prober.health(owner.spec)
         reason = health.reason
         if health.ok:
-            named = await self._names_our_model()
-            if named == "" and not self.life.died:
+            reason = await self._names_our_model() or await self._intruder()
+            if not reason and not self.life.died:
                 await owner.became_ready(self.life)
                 return
-            reason = named
         if self.life.died:
             return
         if owner.state not in {State.STARTING, State.LOADING}:
@@ -78,7 +82,17 @@ class HealthWatch:
         reason = health.reason
         if health.ok and time.monotonic() - self.model_at > MODEL_EVERY_S:
             reason = await self._names_our_model()
+            owner.context.twin(owner.name, await self._intruder())
         if self.life.died or owner.state not in {State.READY, State.STALLED}:
+            return
+        now = time.monotonic()
+        self.dead_since = (self.dead_since or now) if health.dead else None
+        if self.dead_since is not None and now - self.dead_since > DEATH_S:
+            self._doom("its engine is dead and it did not exit")
+            return
+        if owner.dying_since is not None:
+            if now - owner.dying_since > DEATH_S:
+                await self._dies_or_not(well=health.ok)
             return
         if not reason:
             if self.unwell >= UNWELL_AFTER and owner.state is State.STALLED:
@@ -89,6 +103,36 @@ class HealthWatch:
         if self.unwell >= UNWELL_AFTER or health.dead:
             self.unwell = max(self.unwell, UNWELL_AFTER)
             owner.set_state(State.STALLED, reason)
+
+    async def _dies_or_not(self, *, well: bool) -> None:
+        """It announced its death and lives: is it of use? A PD is asked for a token."""
+        owner = self.owner
+        if owner.spec.role is Role.PD:
+            model = owner.context.topology.model
+            well = await owner.context.prober.flush(owner.spec, model.served_name or model.path, DEATH_S)
+        if self.life.died or owner.state is not State.STALLED or owner.dying_since is None:
+            return
+        owner.dying_since = None
+        if well:
+            owner.context.board.log(owner.name, "lives on, and answers: it is used again", "warning")
+            await owner.became_ready(self.life)
+        else:
+            self._doom("said that it would exit, did not, and does not answer")
+
+    def _doom(self, why: str) -> None:
+        self.owner.doom = why
+        self.owner.wake()
+
+    async def _intruder(self) -> str:
+        """Who else listens on its port; empty when nobody does."""
+        main = self.life.pid
+        if main is None:
+            return ""
+        port = self.owner.spec.port
+        found = await asyncio.to_thread(lambda: ports.intruder(port, identity.tree(main)))
+        if found is None or self.life.died:
+            return ""
+        return f"pid {found.pid} ({found.command}) listens on its port {port} too, and takes requests away"
 
     async def _read_metrics(self) -> None:
         """The PD's figures often: they tell how busy the cluster is. An encoder's rarely."""

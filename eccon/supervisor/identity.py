@@ -6,7 +6,9 @@ from signal import pidfd_send_signal
 
 import msgspec
 
-__all__ = ["Identity", "boot_id", "start_ticks"]
+from eccon import shim
+
+__all__ = ["Identity", "boot_id", "start_ticks", "tree"]
 
 
 class Identity(msgspec.Struct, frozen=True):
@@ -43,6 +45,18 @@ class Identity(msgspec.Struct, frozen=True):
         finally:
             os.close(fd)
         return True
+
+
+def tree(main: int) -> set[int]:
+    """The process `main`, what descends from it, and whoever is in its session."""
+    here = shim.everyone()
+    found = {main} | {s.pid for s in here if s.session == main}
+    grown = True
+    while grown:
+        more = {s.pid for s in here if s.parent in found} - found
+        found |= more
+        grown = bool(more)
+    return found
 
 
 def boot_id() -> str:

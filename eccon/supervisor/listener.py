@@ -15,6 +15,7 @@ from eccon.signals.usage import Usage
 from eccon.supervisor.board import Board
 from eccon.supervisor.logs import log_path
 from eccon.supervisor.owner import Owner
+from eccon.supervisor.store import Saved
 from eccon.supervisor.traces import Traces
 
 __all__ = ["Listener"]
@@ -24,22 +25,32 @@ READ_SILENCE_EVERY_S = 0.5
 SILENCE_S = 3.0
 READ_BYTES = 4 * 2**20
 FIGURES_EVERY_S = 2.0
+REMEMBER_EVERY_S = 5.0
 BACK_BYTES = 256 * 1024
 """How far a new daemon reads back in the log of a process that it adopted."""
 MIB = 2**20
 
 
 class Listener:
-    """Two tasks, `read_logs` and `take_figures`, over whatever owners there are."""
+    """Two tasks, `read_logs` and `take_figures`, over whatever owners there are.
 
-    def __init__(self, paths: ClusterPaths, board: Board, traces: Traces) -> None:
+    What the daemon before had read of the logs (`saved`) is read again for the traces, and not counted twice.
+    """
+
+    def __init__(self, paths: ClusterPaths, board: Board, traces: Traces, saved: Saved) -> None:
         self.paths = paths
         self.board = board
         self.traces = traces
-        self.transfers = Transfers()
+        self.transfers = Transfers(saved.latencies)
+        self._resume = dict(saved.positions)
         self.owners: dict[str, Owner] = {}
         self.on_dying: Callable[[str, str], None] = lambda _name, _why: None
         """A process's log says that it will exit."""
+        self.on_counted: Callable[[], None] = lambda: None
+        """Deliveries were counted that should be remembered."""
+        self._remember_at = 0.0
+        self._peers: dict[str, str] = {}
+        """The PD's engine that each encoder is in contact with."""
         self._tails: dict[str, Tail] = {}
         self._usage = Usage()
         self._fresh: set[str] = set()
@@ -63,13 +74,7 @@ class Listener:
         """Whether there was anything."""
         if owner.spec.role is Role.PROXY:
             return False
-        tail = self._tails.get(name)
-        if tail is None:
-            # A process that runs already was adopted: what it said a moment ago still counts.
-            path = log_path(self.paths, name)
-            tail = self._tails[name] = Tail(
-                path, back=BACK_BYTES if owner.life else 0 if path.exists() else None
-            )
+        tail = self._tails.get(name) or self._open(name, owner)
         lost = tail.lost
         lines = tail.read(READ_BYTES)
         if tail.lost != lost:
@@ -78,6 +83,23 @@ class Listener:
             )
         if not lines:
             return False
+        self._take(name, owner, lines, old=False)
+        # One flood must not keep the others, or the control API, waiting.
+        await asyncio.sleep(0)
+        return True
+
+    def _open(self, name: str, owner: Owner) -> Tail:
+        """Where the daemon before stopped reading; else, of an adopted process, what it said a moment ago."""
+        path = log_path(self.paths, name)
+        resume = self._resume.pop(name, None)
+        back = BACK_BYTES if owner.life else 0 if path.exists() else None
+        tail = self._tails[name] = Tail(path, back=back, resume=resume)
+        self._fresh.add(name)
+        if owner.life and resume is not None and (earlier := tail.earlier(BACK_BYTES)):
+            self._take(name, owner, earlier, old=True)
+        return tail
+
+    def _take(self, name: str, owner: Owner, lines: bytes, *, old: bool) -> None:
         # What stands before the shim's first line of this life was said by an earlier one.
         now_living = lines[max(0, lines.rfind(b"eccon: started pid ")) :]
         if owner.state in {State.STARTING, State.LOADING}:
@@ -85,42 +107,61 @@ class Listener:
                 owner.milestone(step)
         for event in parse(lines):
             if isinstance(event, ItemEvent):
-                self._item(name, event)
+                self._item(name, event, old=old)
         for event in parse(now_living):
             if isinstance(event, Notice):
-                self._notice(name, owner, event)
-        # One flood must not keep the others, or the control API, waiting.
-        await asyncio.sleep(0)
-        return True
+                self._notice(name, owner, event, old=old)
 
-    def _item(self, name: str, event: ItemEvent) -> None:
-        delivery = self.transfers.feed(name, event)
+    def _item(self, name: str, event: ItemEvent, *, old: bool) -> None:
+        delivery = self.transfers.feed(name, event, old=old)
+        self._fresh.add(name)
         if delivery:
             self._fresh.add(delivery.encoder)
             self.traces.deliver(delivery)
 
-    def _notice(self, name: str, owner: Owner, notice: Notice) -> None:
+    def _notice(self, name: str, owner: Owner, notice: Notice, *, old: bool) -> None:
         if owner.life is None:
             return
         key = f"{notice.key}:{owner.life.id}"
         if any(a.key == key for a in self.board.alarms):
             return
         if notice.severity == "info":
-            self.board.log(name, notice.text)
+            self._contact(name, notice, old=old)
             return
-        self.board.log(name, notice.text, "error" if notice.severity == "critical" else "warning")
+        if old and notice.key == "dying":
+            # It was looked at then, and lives.
+            return
+        if not old:
+            self.board.log(name, notice.text, "error" if notice.severity == "critical" else "warning")
         self.board.raise_alarm(
             Alarm(key=key, subject=name, text=notice.text, since=time.time(), severity=notice.severity)
         )
         if notice.key == "dying":
             self.on_dying(name, notice.text)
 
+    def _contact(self, name: str, notice: Notice, *, old: bool) -> None:
+        """An encoder heard of a PD's engine for the first time: of the first one, or of a new one."""
+        before, self._peers[name] = self._peers.get(name), notice.peer
+        if not old and before != notice.peer:
+            self.board.log(name, notice.text if before is None else "a new PD took up contact")
+
     def _show_transfers(self) -> None:
-        for encoder in self._fresh:
-            self.board.update(encoder, transfer=self.transfers.of(encoder))
+        for name in self._fresh:
+            self.board.update(name, connector=self.transfers.counts(name))
+            if transfer := self.transfers.of(name):
+                self.board.update(name, transfer=transfer)
         if self._fresh:
-            self.board.set_cluster(transfer=self.transfers.overall(), transfer_source="log")
             self._fresh.clear()
+            if overall := self.transfers.overall():
+                self.board.set_cluster(transfer=overall, transfer_source="log")
+            if time.monotonic() > self._remember_at:
+                self._remember_at = time.monotonic() + REMEMBER_EVERY_S
+                self.on_counted()
+
+    def remembered(self) -> dict[str, tuple[int, int]]:
+        """Up to where each log was read."""
+        positions = {name: tail.position for name, tail in self._tails.items()}
+        return self._resume | {name: at for name, at in positions.items() if at is not None}
 
     async def take_figures(self) -> None:
         """CPU, memory and lost log lines, every two seconds."""
@@ -155,6 +196,9 @@ class Listener:
 
     def end_alarms_of(self, name: str) -> None:
         """A new life of a process: what was announced in the old one is past."""
+        self._peers.pop(name, None)
+        if name in self.owners and self.owners[name].spec.role is Role.PD:
+            self.transfers.pd_ended()
         for alarm in self.board.alarms:
             with contextlib.suppress(ValueError):
                 kind, life = alarm.key.split(":", 1)

@@ -18,7 +18,7 @@ from eccon.supervisor import drain, lives, logs, ports
 from eccon.supervisor.backoff import Backoff
 from eccon.supervisor.context import Context
 from eccon.supervisor.health import HealthWatch
-from eccon.supervisor.secrets import shown
+from eccon.supervisor.secrets import shown, shown_env
 from eccon.supervisor.waiting import happened
 
 __all__ = ["Owner"]
@@ -49,6 +49,8 @@ class Owner:
         """Unix time of becoming ready in this life."""
         self.doom = ""
         """Why this life must end though it is wanted: it did not become ready in time."""
+        self.dying_since: float | None = None
+        """When its log said that it will exit, by the monotonic clock."""
         self.force = False
         self.no_drain = False
         self._restart_of = ""
@@ -56,6 +58,8 @@ class Owner:
         self._reached: dict[str, float] = {}
         self._step: Step | None = None
         self._step_at = 0.0
+        self._adopted = life is not None
+        """When this life's steps were reached an earlier daemon knew."""
         process = Process(
             name=spec.name, role=spec.role, state=State.STOPPED, since=time.time(), wanted=False
         )
@@ -97,7 +101,13 @@ class Owner:
         """What the topology says of it, onto the board."""
         s = self.spec
         self.context.board.update(
-            self.name, device=s.device, port=s.port, url=s.url, argv=shown(s.argv), wanted=self.wanted
+            self.name,
+            device=s.device,
+            port=s.port,
+            url=s.url,
+            argv=shown(s.argv),
+            env=shown_env(s.env),
+            wanted=self.wanted,
         )
 
     # Commands. Each returns at once.
@@ -141,7 +151,11 @@ class Owner:
             return
         now = time.time()
         self._step, self._step_at = step, now
-        self._reached.setdefault(step.text, now - self.life.started_at)
+        if not self._adopted:
+            self._reached.setdefault(step.text, now - self.life.started_at)
+        self.context.board.update(
+            self.name, milestones=tuple((text, round(at, 1)) for text, at in self._reached.items())
+        )
         self._set(State.LOADING, step.text)
         self.estimate()
 
@@ -209,14 +223,15 @@ class Owner:
         self.lived = True
         self._set(State.STARTING, "")
         board.update(self.name, restarts=self.restarts, retry_at=None, last_lines=(), milestone=None)
+        board.update(self.name, milestones=(), connector=None)
         try:
             self.life = await lives.begin(self.context.topology, self.context.paths, self.spec)
         except lives.LifeError as e:
             board.log(self.name, str(e), "error")
             self._count_death(str(e))
             return
-        self._reached, self._step = {}, None
-        self.ready_at, self.doom = None, ""
+        self._reached, self._step, self._adopted = {}, None, False
+        self.ready_at, self.doom, self.dying_since = None, "", None
 
     async def _live(self, life: lives.Life) -> None:
         """From start or adoption to the end of the whole tree."""
@@ -321,6 +336,7 @@ class Owner:
             self.ready_at = now
             if self._reached or self._step is None:
                 self.context.history.add(self.spec.role.value, self._reached, now - life.started_at)
+        self.dying_since = None
         self.context.board.update(self.name, milestone=None)
         self._set(State.READY, "")
         if first:

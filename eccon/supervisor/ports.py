@@ -1,13 +1,17 @@
 """Whether a TCP port is free, and who holds it. vLLM binds with SO_REUSEPORT: it would not notice another."""
 
+import contextlib
 import socket
+from collections.abc import Set as AbstractSet
 from pathlib import Path
 
 import msgspec
 
-__all__ = ["Holder", "holder", "is_free"]
+__all__ = ["Holder", "holder", "intruder", "is_free"]
 
 LISTEN = "0A"
+ANYWHERE = frozenset({"0" * 8, "0" * 32})
+"""Addresses of all interfaces."""
 
 
 class Holder(msgspec.Struct, frozen=True):
@@ -36,6 +40,24 @@ def holder(port: int, host: str = "") -> Holder | None:
     return Holder(port, pid, _command(pid) if pid else "")
 
 
+def intruder(port: int, tree: AbstractSet[int]) -> Holder | None:
+    """Another process that listens on the port of the processes in `tree` (vLLM binds with SO_REUSEPORT)."""
+    listening = _listening(port)
+    if not listening:
+        return None
+    ours = {inode for pid in tree for inode in _sockets(pid)}
+    places = {address for address, inode in listening if inode in ours}
+    others = {
+        inode
+        for address, inode in listening
+        if inode not in ours and (not places or address in places or places & ANYWHERE or address in ANYWHERE)
+    }
+    pid = _owner(others) if others else None
+    if pid is None or pid in tree:
+        return None
+    return Holder(port, pid, _command(pid))
+
+
 def _bindable(port: int, host: str, *, reuse: bool = False) -> bool:
     """Without `reuse` a connection of an earlier server in TIME_WAIT is in the way too."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
@@ -51,6 +73,11 @@ def _bindable(port: int, host: str, *, reuse: bool = False) -> bool:
 
 def _listeners(port: int) -> set[str]:
     """Inodes of sockets that listen on the port."""
+    return {inode for _, inode in _listening(port)}
+
+
+def _listening(port: int) -> set[tuple[str, str]]:
+    """Address (as the kernel writes it) and inode of sockets that listen on the port."""
     found = set()
     suffix = f":{port:04X}"
     for table in ("/proc/net/tcp", "/proc/net/tcp6"):
@@ -61,7 +88,7 @@ def _listeners(port: int) -> set[str]:
         for line in lines:
             fields = line.split()
             if fields[3] == LISTEN and fields[1].endswith(suffix):
-                found.add(fields[9])
+                found.add((fields[1].rpartition(":")[0], fields[9]))
     return found
 
 
@@ -77,6 +104,20 @@ def _owner(inodes: set[str]) -> int | None:
         except OSError:
             continue
     return None
+
+
+def _sockets(pid: int) -> set[str]:
+    """Inodes of the sockets that a process has open."""
+    found = set()
+    try:
+        for fd in Path(f"/proc/{pid}/fd").iterdir():
+            with contextlib.suppress(OSError):
+                target = str(fd.readlink())
+                if target.startswith("socket:["):
+                    found.add(target[8:-1])
+    except OSError:
+        return found
+    return found
 
 
 def _command(pid: int) -> str:

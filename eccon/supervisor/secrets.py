@@ -1,11 +1,12 @@
-"""What of a command line may be seen."""
+"""What of a command line and of an environment may be seen."""
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
-__all__ = ["shown"]
+__all__ = ["shown", "shown_env"]
 
 SECRET = re.compile(r"(?i)^(--?[\w-]*(?:api-key|token(?!s)|password|secret)[\w-]*)(=.*)?$")
+SECRET_NAME = re.compile(r"(?i)secret|passw|credential|api_?key|(?:^|_)(?:key|token)s?$")
 MASK = "***"
 
 
@@ -23,3 +24,8 @@ def shown(argv: Iterable[str]) -> tuple[str, ...]:
             safe.append(word)
         hide = bool(found and not found[2])
     return tuple(safe)
+
+
+def shown_env(env: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
+    """`env` by name, with the values of secret variables masked."""
+    return tuple((k, MASK if v and SECRET_NAME.search(k) else v) for k, v in sorted(env.items()))

@@ -11,6 +11,7 @@ import msgspec
 from eccon.launch import EncoderSlot
 from eccon.model import LogEvent
 from eccon.signals.milestones import History
+from eccon.signals.transfers import Latencies
 
 __all__ = ["Remembered", "Saved", "Store"]
 
@@ -42,6 +43,10 @@ class Saved(msgspec.Struct, kw_only=True):
     processes: dict[str, Remembered] = {}
     history: History = msgspec.field(default_factory=History)
     events: list[LogEvent] = []
+    latencies: dict[str, Latencies] = {}
+    """Of deliveries, by encoder."""
+    positions: dict[str, tuple[int, int]] = {}
+    """Inode and offset up to which each process's log is in `latencies`."""
 
 
 class Store:

@@ -223,3 +223,43 @@ def short_dir() -> Iterator[Path]:
     """A temporary directory with a short path."""
     with tempfile.TemporaryDirectory(prefix="ecc", dir="/tmp") as name:
         yield Path(name)
+
+
+SIM = {
+    "ECCON_SIM_START_S": "0.2",
+    "ECCON_SIM_ENCODE_MS": "20",
+    "ECCON_SIM_ENCODE_MS_PER_MPIX": "0",
+    "ECCON_SIM_PREFILL_MS": "5",
+    "ECCON_SIM_TOKEN_MS": "1",
+}
+
+
+async def serving(site: Site, **env: str) -> None:
+    """The cluster up, and the proxy sending to every encoder."""
+    site.write(launcher='kind = "sim"', failures=20, **SIM | env)  # type: ignore[arg-type]
+    client = await site.start()
+    await client.up()
+    await site.see(lambda s: s.cluster.health == "ok")
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Site]:
+    """One for all tests here: starting it costs most."""
+    with tempfile.TemporaryDirectory(prefix="ecc", dir="/tmp") as name, pytest.MonkeyPatch.context() as patch:
+        patch.setenv("ECCON_STATE_DIR", f"{name}/s")
+        site = Site(Path(name))
+        asyncio.run(serving(site))
+        yield site
+        asyncio.run(site.down())
+
+
+@pytest.fixture
+async def shared(cluster: Site) -> Site:
+    """With encoder-0 and encoder-1, both well, whatever the test before left."""
+    here = {p.name for p in (await cluster.client.state()).processes}
+    for name in here - {"pd", "proxy", "encoder-0", "encoder-1"}:
+        await cluster.client.remove(name)
+    for _ in {"encoder-0", "encoder-1"} - here:
+        await cluster.client.add()
+    await cluster.see(lambda s: len(s.processes) == 4 and s.cluster.health == "ok")
+    return cluster

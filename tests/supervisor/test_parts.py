@@ -15,7 +15,7 @@ from eccon.supervisor import api, store
 from eccon.supervisor.backoff import Backoff
 from eccon.supervisor.board import BACKLOG, RING, Board
 from eccon.supervisor.httpget import Getter
-from eccon.supervisor.secrets import shown
+from eccon.supervisor.secrets import shown, shown_env
 from eccon.supervisor.stalls import FLOOR_S, StallWatch
 from eccon.supervisor.verdict import judge
 from eccon_proxy.schema import EncoderInfo
@@ -131,6 +131,17 @@ def test_secrets_of_a_command_line_are_masked() -> None:
     assert shown(argv) == (
         "vllm", "serve", "m", "--api-key", "***", "--hf-token=***", "--max-tokens", "5", "--api-key",
     )  # fmt: skip
+
+
+def test_secrets_of_an_environment_are_masked() -> None:
+    env = {
+        "VLLM_API_KEY": "a",
+        "HF_TOKEN": "b",
+        "MAX_TOKENS_PER_STEP": "5",
+        "TOKEN_MS": "1",
+        "X_PASSWORD": "",
+    }
+    assert dict(shown_env(env)) == env | {"VLLM_API_KEY": "***", "HF_TOKEN": "***"}
 
 
 @pytest.mark.parametrize(

@@ -1,94 +1,17 @@
 """The daemon with the real proxy and the stand-in for vLLM: images flow while encoders come and go."""
 
 import asyncio
-import itertools
 import os
 import signal
-import tempfile
 import time
-from collections.abc import Iterator
-from pathlib import Path
 
 import aiohttp
 import pytest
 
-from eccon import prompt
 from eccon.client import ControlError
 from eccon.model import ClusterState, Role, State
-from tests.supervisor.conftest import Site, until
-
-SIM = {
-    "ECCON_SIM_START_S": "0.2",
-    "ECCON_SIM_ENCODE_MS": "20",
-    "ECCON_SIM_ENCODE_MS_PER_MPIX": "0",
-    "ECCON_SIM_PREFILL_MS": "5",
-    "ECCON_SIM_TOKEN_MS": "1",
-}
-IMAGES = [str(p) for p in prompt.samples()]
-
-
-async def serving(site: Site, **env: str) -> None:
-    """The cluster up, and the proxy sending to every encoder."""
-    site.write(launcher='kind = "sim"', failures=20, **SIM | env)  # type: ignore[arg-type]
-    client = await site.start()
-    await client.up()
-    await site.see(lambda s: s.cluster.health == "ok")
-
-
-@pytest.fixture(scope="module")
-def cluster() -> Iterator[Site]:
-    """One for all tests here: starting it costs most."""
-    with tempfile.TemporaryDirectory(prefix="ecc", dir="/tmp") as name, pytest.MonkeyPatch.context() as patch:
-        patch.setenv("ECCON_STATE_DIR", f"{name}/s")
-        site = Site(Path(name))
-        asyncio.run(serving(site))
-        yield site
-        asyncio.run(site.down())
-
-
-@pytest.fixture
-async def shared(cluster: Site) -> Site:
-    """With encoder-0 and encoder-1, both well, whatever the test before left."""
-    here = {p.name for p in (await cluster.client.state()).processes}
-    for name in here - {"pd", "proxy", "encoder-0", "encoder-1"}:
-        await cluster.client.remove(name)
-    for _ in {"encoder-0", "encoder-1"} - here:
-        await cluster.client.add()
-    await cluster.see(lambda s: len(s.processes) == 4 and s.cluster.health == "ok")
-    return cluster
-
-
-def body(images: int, *, first: int = 0) -> bytes:
-    """A request with some of the samples."""
-    chosen = [IMAGES[(first + i) % len(IMAGES)] for i in range(images)]
-    return prompt.build("m", "What is there?", chosen, stream=False, max_tokens=4)
-
-
-class Load:
-    """Requests with images, one after the other, until stopped."""
-
-    def __init__(self, site: Site) -> None:
-        self.url = f"http://127.0.0.1:{site.base}/v1/chat/completions"
-        self.answers: list[tuple[int, str]] = []
-        self.task = asyncio.create_task(self._run())
-
-    async def _run(self) -> None:
-        headers = {"content-type": "application/json"}
-        async with aiohttp.ClientSession(headers=headers) as session:
-            for n in itertools.count():
-                async with session.post(self.url, data=body(2, first=n)) as response:
-                    self.answers.append((response.status, (await response.text())[:300]))
-
-    async def some_more(self, count: int = 3) -> None:
-        """Until that many more were answered."""
-        wanted = len(self.answers) + count
-        await until(lambda: len(self.answers) >= wanted or self.task.done(), 20, "more answers")
-
-    async def end(self) -> None:
-        """Stops, and every answer so far must have been good."""
-        self.task.cancel()
-        await asyncio.wait({self.task})
-        assert [a for a in self.answers if a[0] != 200] == []
+from tests.supervisor.conftest import Site, serving
+from tests.supervisor.load import Load, body
 
 
 async def test_transfers_of_each_image_are_measured_and_join_its_trace(shared: Site) -> None:
