@@ -12,6 +12,7 @@ import click
 import msgspec
 
 from eccon_proxy import __version__
+from eccon_proxy.memberfile import listed
 from eccon_proxy.settings import Settings, SettingsError, from_mapping, groups, lines, masked, normal_url
 from eccon_proxy.tls import client_context, server_context
 
@@ -84,7 +85,7 @@ _HELP = {
     "log_level": "What is logged.",
     "api_keys": "Key that clients must send; repeatable.",
     "upstream_api_key": "Key sent to PD and encoders when the client's own is not.",
-    "encoders_file": "File of encoder URLs, one a line; read again at SIGHUP.",
+    "encoders_file": "File of encoder URLs, one a line (several PDs: PD_URL=ENC_URL,…); SIGHUP: read again.",
     "inline_media": "Download remote images once and send data URLs to both sides.",
 }
 _NAMES = {"groups": "--group", "api_keys": "--api-key"}
@@ -171,13 +172,29 @@ def settings_from(values: dict[str, Any]) -> Settings:
             found[name] = [v.strip() for v in value.split(",") if v.strip()]
     # A variable holds several keys, separated by commas; a flag is given several times.
     found["api_keys"] = [k.strip() for key in found.get("api_keys", ()) for k in key.split(",") if k.strip()]
-    if found.get("encoders_file"):
-        found["encode_servers_urls"] = [
-            *found.get("encode_servers_urls", ()), *lines(found["encoders_file"]),
-        ]  # fmt: skip
     for name in _URLS:
         found[name] = [normal_url(u) for u in found.get(name, ())]
+    if found.get("encoders_file") and found["decode_servers_urls"]:
+        members = listed(found["encoders_file"], found["decode_servers_urls"])
+        found["encode_servers_urls"] += members
+        if len(found["decode_servers_urls"]) > 1:
+            found["groups"] = _grouped(found, members)
     return from_mapping(found)
+
+
+def _grouped(found: dict[str, Any], members: dict[str, str]) -> list[str]:
+    """The groups of flags, with the members of the file in theirs."""
+    groups = list(found.get("groups", ()))
+    for url, pd in members.items():
+        for i, text in enumerate(groups):
+            if text.partition("=")[0].strip() and normal_url(text.partition("=")[0]) == pd:
+                groups[i] = f"{text},{url}"
+                break
+        else:
+            groups.append(f"{pd}={url}")
+    # A PD of which the file names nobody yet is a group too.
+    named = {normal_url(text.partition("=")[0]) for text in groups}
+    return groups + [f"{pd}=" for pd in found["decode_servers_urls"] if pd not in named]
 
 
 def _file(path: str | None) -> dict[str, Any]:

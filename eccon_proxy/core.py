@@ -17,12 +17,13 @@ from eccon_proxy.group import Group
 from eccon_proxy.headers import Keys
 from eccon_proxy.identity import Identity
 from eccon_proxy.log import RequestLog
+from eccon_proxy.memberfile import listed
 from eccon_proxy.metrics import Labels, Metrics
 from eccon_proxy.otlp import Exporter
 from eccon_proxy.pd import PD
 from eccon_proxy.probes import Prober
 from eccon_proxy.schema import ProxyState
-from eccon_proxy.settings import Settings, groups, lines, normal_url
+from eccon_proxy.settings import Settings, groups
 from eccon_proxy.trace import Recorder, Traces
 from eccon_proxy.weights import Weights
 
@@ -70,7 +71,7 @@ class Core:
         self.from_file: set[str] = set()
         """URLs of encoders that `--encoders-file` named last."""
         if settings.encoders_file:
-            self.from_file = {normal_url(line) for line in lines(settings.encoders_file)}
+            self.from_file = set(listed(settings.encoders_file, settings.decode_servers_urls))
         self.from_flags = frozenset(settings.encode_servers_urls) - self.from_file
         self._turn = 0
         self._tasks: list[asyncio.Task[None]] = []

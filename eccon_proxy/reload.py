@@ -6,7 +6,8 @@ A file that cannot be read or holds nonsense changes nothing, and the log says s
 from eccon_proxy.core import Core
 from eccon_proxy.drain import Drains
 from eccon_proxy.log import logger
-from eccon_proxy.settings import SettingsError, lines, normal_url
+from eccon_proxy.memberfile import listed
+from eccon_proxy.settings import SettingsError
 
 __all__ = ["reload"]
 
@@ -17,23 +18,31 @@ def reload(core: Core, drains: Drains) -> None:
     if not path:
         logger.warning("SIGHUP: no --encoders-file to read again")
         return
+    present = {e.url: e for e in core.encoders.values()}
+    pds = {pd.url: pd for pd in core.pds}
     try:
-        wanted = [normal_url(line) for line in lines(path)]
-        if len(core.pds) > 1:
-            raise SettingsError("with several PDs encoders join by the admin API, which says their PD")
-        if bad := {pd.url for pd in core.pds} & set(wanted):
-            raise SettingsError(f"{', '.join(bad)} is a PD")
+        wanted = listed(path, tuple(pds))
+        for url, pd in wanted.items():
+            if url in core.own_urls():
+                raise SettingsError(f"{path}: {url} is this proxy itself")
+            if url in present and core.pd_of(present[url]).url != pd:
+                raise SettingsError(
+                    f"{path}: {url} pushes to {core.pd_of(present[url]).url}, not to {pd}: "
+                    "let it leave first, and restart it for the other PD"
+                )
     except SettingsError as error:
         logger.error("SIGHUP: nothing changed: %s", error)
         return
-    present = {e.url: e for e in core.encoders.values()}
-    for url in dict.fromkeys(wanted):
+    for url, pd in wanted.items():
         if url not in present:
-            core.join(core.free_id(), url, core.pds[0])
+            core.join(core.free_id(), url, pds[pd])
         elif present[url].leaving:
             drains.resume(present[url])
-    for url in core.from_file - set(wanted):
-        if url in present:
-            drains.begin(present[url], now=False, remove=True)
+    gone = core.from_file - wanted.keys()
+    for url in gone & present.keys():
+        drains.begin(present[url], now=False, remove=True)
     core.from_file = set(wanted) - core.from_flags
-    logger.info("SIGHUP: %d encoders in %s", len(core.from_file), path)
+    logger.info(
+        "SIGHUP: %d encoders in %s, %d new, %d to leave",
+        len(wanted), path, len(wanted.keys() - present.keys()), len(gone),
+    )  # fmt: skip

@@ -155,7 +155,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     log_format: Literal["json", "text"] = "text"
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     encoders_file: str = ""
-    """A file of encoder URLs, one a line, read again at SIGHUP."""
+    """A file of encoder URLs, one a line, read again at SIGHUP; see `memberfile`."""
 
     def __post_init__(self) -> None:
         _check(self)

@@ -220,6 +220,65 @@ async def test_sighup_reads_the_encoders_file_again(clusters: Clusters, tmp_path
     await proxy.stop()
 
 
+async def test_sighup_with_several_pds(clusters: Clusters, tmp_path: Path) -> None:
+    cluster = await clusters.fresh(encoders=4, pds=2)
+    one, two = cluster.pds
+    mine = [[e for e in cluster.encoders if e.pd is pd] for pd in cluster.pds]
+    listed = tmp_path / "encoders"
+    listed.write_text(f"{one.url} = {mine[0][0].url}\n")
+    proxy = await Proxy.start(
+        tmp_path,
+        *("--decode-servers-urls", f"{one.url},{two.url}", "--encode-servers-urls", mine[1][0].url),
+        *(f"--group={two.url}={mine[1][0].url}", "--encoders-file", str(listed), "--probe-interval", "0.1"),
+    )
+    await proxy.answers()
+
+    async def members(*wanted: str) -> bool:
+        state = await proxy.state()
+        return {e.url for e in state.encoders if e.state == "ready"} == set(wanted)
+
+    await eventually(lambda: members(mine[0][0].url, mine[1][0].url), "flags and file", 10)
+    everybody = [e.url for e in cluster.encoders]
+    listed.write_text(
+        f"{one.url}={mine[0][0].url},{mine[0][1].url}\n"
+        f"{two.url.replace('127.0.0.1', 'localhost')} = {mine[1][1].url} # later\n"
+    )
+    proxy.signal(signal.SIGHUP)
+    await eventually(lambda: members(*everybody), "two more", 10)
+    for n in range(12):
+        assert (await proxy.chat(body_of(image(n), image(n + 50)))).status == 200
+    assert not cluster.ledger.violations
+    for encoder in cluster.encoders:
+        assert encoder.encodes
+        for seen in encoder.encodes:
+            uuid = seen.json()["messages"][0]["content"][0]["uuid"].encode()
+            assert any(uuid in call.body for call in encoder.pd.calls), "its own PD got the item"
+    for bad, word in (
+        (f"{mine[0][0].url}\n", "several PDs"),
+        (f"http://127.0.0.1:9={mine[0][0].url}\n", "not among"),
+        (f"{two.url}={mine[0][0].url}\n", "let it leave first"),
+        (f"{one.url}={mine[0][0].url}\n{two.url}={mine[0][0].url}\n", "two PDs"),
+        (f"{one.url}={two.url}\n", "is a PD"),
+        (f"{one.url}={proxy.url}\n", "itself"),
+        (f"{one.url}=nonsense\n", "not an http URL"),
+    ):
+        at = len(proxy.log)
+        listed.write_text(bad)
+        proxy.signal(signal.SIGHUP)
+        await wait_for(lambda: "nothing changed" in proxy.log[at:], "it is refused", 5)  # noqa: B023
+        assert word in proxy.log[at:]
+        assert await members(*everybody)
+    listed.unlink()
+    at = len(proxy.log)
+    proxy.signal(signal.SIGHUP)
+    await wait_for(lambda: "nothing changed" in proxy.log[at:], "no file, no change", 5)
+    listed.write_text("")
+    proxy.signal(signal.SIGHUP)
+    await eventually(lambda: members(mine[1][0].url), "only the flags' own is left", 10)
+    assert "Traceback" not in proxy.log
+    await proxy.stop()
+
+
 async def test_sighup_without_a_file_ends_nothing(clusters: Clusters) -> None:
     cluster = await clusters.get()
     cluster.proxy.signal(signal.SIGHUP)
