@@ -6,7 +6,7 @@ from eccon.console.draw.marks import presence, serves
 from eccon.console.draw.text import clean
 from eccon.model import ClusterState, Process, Role
 
-__all__ = ["question"]
+__all__ = ["question", "scale"]
 
 
 def question(action: str, state: ClusterState, process: Process | None) -> tuple[str, list[str]]:
@@ -89,7 +89,24 @@ def _roll(state: ClusterState) -> tuple[str, list[str]]:
     names = [p.name for p in state.processes if p.role is Role.ENCODER and p.wanted]
     return f"Restart {_n(len(names), 'encoder')}, one after the other?", [
         "Each is drained first; the next waits until it is ready again",
-        "This console drives it: leaving the console ends it after the encoder at hand",
+        "The daemon does it: it goes on when this console is left",
+    ]
+
+
+def scale(state: ClusterState, count: int) -> tuple[str, list[str]]:
+    """The question before there are `count` encoders."""
+    encoders = [p for p in state.processes if p.role is Role.ENCODER]
+    if count >= len(encoders):
+        more = count - len(encoders)
+        return f"Scale to {_n(count, 'encoder')}?", [
+            f"There are {len(encoders)}; {more} more take the next free devices and ports.",
+        ]
+    leaving = encoders[count:]
+    held = sum(p.encoder.inflight for p in leaving if p.encoder)
+    staged = sum(p.encoder.staged for p in leaving if p.encoder)
+    return f"Scale to {_n(count, 'encoder')}?", [
+        f"{', '.join(clean(p.name) for p in leaving)} leave{'s' if len(leaving) == 1 else ''} the cluster",
+        f"{_n(held, 'item')} being encoded, {_n(staged, 'item')} staged: drained first",
     ]
 
 

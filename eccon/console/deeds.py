@@ -1,7 +1,9 @@
 """What the actions do: open screens, ask, send requests to the daemon."""
 
 import re
+import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 from textual.drivers.linux_driver import LinuxDriver
@@ -11,14 +13,14 @@ from eccon.console import actions, costs, export
 from eccon.console.draw.text import clean
 from eccon.console.screens.base import ConsoleScreen
 from eccon.console.screens.dialogs import AskLine, Choice, Help, Leave
-from eccon.model import Process, Role, State, Trace
+from eccon.model import Process, Role, Trace
 
 if TYPE_CHECKING:
     from eccon.console.app import ConsoleApp
 
 __all__ = ["Deeds"]
 
-ROLL_WAIT_S = 600.0
+ENCODERS_MAX = 1024
 
 
 class Deeds:
@@ -55,15 +57,12 @@ class Deeds:
         name = process.name if process is not None else ""
         word = actions.by_name(action).title
 
-        def answered(yes: bool | None) -> None:
-            if yes and action == "roll":
-                self._app.run_worker(self._roll(), group="roll", exclusive=True)
-            elif yes:
-                self._send(action, name)
+        self._confirm(title, lines, word, lambda: self._send(action, name))
 
-        self._app.push_screen(
-            Choice(title, lines, [("n", "No", False), ("y", f"Yes, {word}", True)]), answered
-        )
+    def _confirm(self, title: str, lines: list[str], word: str, do: Callable[[], None]) -> None:
+        """Asks; No is the default, and what escape means."""
+        answers = [("n", "No", False), ("y", f"Yes, {word}", True)]
+        self._app.push_screen(Choice(title, lines, answers), lambda yes: do() if yes else None)
 
     def _send(self, action: str, name: str) -> None:
         self._app.say(f"{actions.by_name(action).title} {name} …", "busy")
@@ -78,32 +77,6 @@ class Deeds:
             self._app.say(f"{actions.by_name(action).title}: {e}", "bad", 12.0)
             return False
         return True
-
-    async def _roll(self) -> None:
-        """All encoders one after the other; ends at the first that does not come back."""
-        app = self._app
-        names = [p.name for p in app.state.processes if p.role is Role.ENCODER and p.wanted]
-        for n, name in enumerate(names):
-            before = app.state.process(name)
-            if before is None:
-                continue
-            if not await self._sent("restart", name):
-                return
-            app.say(f"rolling restart: {name}, {n + 1} of {len(names)}", "busy", ROLL_WAIT_S)
-            if not await self._back(name, before):
-                app.say(f"rolling restart ended: {name} did not come back", "bad", 30.0)
-                return
-        app.say(f"rolling restart: {len(names)} encoders are ready", "ok")
-
-    async def _back(self, name: str, before: Process) -> bool:
-        """Waits until a process has another pid and is ready."""
-        from eccon.console.waiting import until  # noqa: PLC0415  small, and only here
-
-        def there() -> bool:
-            p = self._app.state.process(name)
-            return p is not None and p.pid != before.pid and p.state is State.READY
-
-        return await until(there, ROLL_WAIT_S)
 
     def act_restart(self) -> None:
         """Drains and restarts the chosen process."""
@@ -140,6 +113,50 @@ class Deeds:
     def act_roll(self) -> None:
         """Restarts all encoders in turn."""
         self._ask("roll", None)
+
+    def act_restart_pd(self) -> None:
+        """Restarts the PD."""
+        pd = next((p for p in self._app.state.processes if p.role is Role.PD), None)
+        if pd is None:
+            self._app.say("there is no PD", "warn")
+        else:
+            self._ask("restart", pd)
+
+    def act_scale(self) -> None:
+        """Asks how many encoders there should be."""
+        app = self._app
+        now = sum(p.role is Role.ENCODER for p in app.state.processes)
+
+        def wanted(text: str | None) -> None:
+            if text is None or text.strip() in ("", str(now)):
+                return
+            if not text.strip().isdigit() or not 1 <= int(text) <= ENCODERS_MAX:
+                app.say(f"scale: {text!r} is no number from 1 to {ENCODERS_MAX}", "warn")
+                return
+            count = int(text)
+            title, lines = costs.scale(app.state, count)
+            self._confirm(title, lines, "scale", lambda: self._send("scale", str(count)))
+
+        app.push_screen(AskLine("How many encoders", str(now)), wanted)
+
+    def act_doctor(self) -> None:
+        """Runs the doctor and shows what it says."""
+        self._run_command("Doctor", ["doctor"])
+
+    def act_diagnostics(self) -> None:
+        """Writes the bundle into the present directory."""
+        name = f"eccon-{export.safe(self._app.state.cluster.name)}-{time.strftime('%Y%m%d-%H%M%S')}.tar.gz"
+        self._run_command("Diagnostics bundle", ["diagnostics", str(Path(name).absolute())])
+
+    def _run_command(self, title: str, arguments: list[str]) -> None:
+        """Runs an `eccon` command for this cluster beside the console."""
+        from eccon.console.screens.output import Output  # noqa: PLC0415  loaded when wanted
+
+        path = self._app.state.cluster.config_path
+        if not path or not Path(path).is_file():
+            self._app.say(f"{title}: {path or 'the configuration'} is not on this machine", "warn")
+            return
+        self._app.push_screen(Output(title, ["-f", path, *arguments]))
 
     def act_reload(self) -> None:
         """Has the configuration read again."""

@@ -17,6 +17,7 @@ __all__ = [
     "chrome_events",
     "command_line",
     "curl",
+    "safe",
     "save_copy",
     "write_chrome",
     "write_json",
@@ -65,9 +66,13 @@ def _write(name: str, data: bytes) -> str:
     return f"written: {path}"
 
 
+def safe(text: str) -> str:
+    """`text` as a part of a file's name."""
+    return "".join(c if c.isalnum() or c in "-_." else "_" for c in text)[:60]
+
+
 def _file_name(trace: Trace, kind: str) -> str:
-    safe = "".join(c if c.isalnum() or c in "-_." else "_" for c in trace.id)[:60]
-    return f"trace-{safe}{kind}.json"
+    return f"trace-{safe(trace.id)}{kind}.json"
 
 
 def write_json(trace: Trace) -> str:

@@ -152,6 +152,16 @@ async def _reload(client: Client, _name: str) -> str:
     return "the configuration is in force"
 
 
+async def _roll(client: Client, _name: str) -> str:
+    await client.roll()
+    return "rolling restart begins; the events tell how far it is"
+
+
+async def _scale(client: Client, count: str) -> str:
+    await client.scale(int(count))
+    return f"there will be {count} encoders"
+
+
 async def _shutdown(client: Client, _name: str) -> str:
     await client.shutdown()
     return "the cluster goes down, and its daemon with it"
@@ -167,5 +177,7 @@ _ACTIONS = {
     "up": _up,
     "down": _down,
     "reload": _reload,
+    "roll": _roll,
+    "scale": _scale,
     "shutdown": _shutdown,
 }

@@ -2,10 +2,13 @@
 
 from pathlib import Path
 
+import click
 import pytest
 from textual.app import App
 
-from eccon.console import actions, keymap
+import eccon
+from eccon import cli
+from eccon.console import actions, keymap, manual
 from eccon.console.app import ConsoleApp
 from eccon.console.screens.base import ConsoleScreen
 from eccon.console.screens.charts import Charts
@@ -72,6 +75,7 @@ def test_keys_do_not_clash_with_each_other_or_with_textual() -> None:
 def test_what_changes_the_cluster_has_a_command() -> None:
     assert all(a.command for a in actions.ACTIONS if a.mutates)
     assert all(a.mutates for a in actions.ACTIONS if a.ask)
+    assert len({a.name for a in actions.ACTIONS}) == len(actions.ACTIONS)
 
 
 def test_the_footer_names_actions_of_its_screen_and_how_to_leave() -> None:
@@ -79,6 +83,30 @@ def test_the_footer_names_actions_of_its_screen_and_how_to_leave() -> None:
         named = list(actions.footer(scope))
         assert all(scope in a.scope for a in named)
         assert "quit" in {a.name for a in named}
+
+
+def test_every_command_of_the_table_exists_with_its_options() -> None:
+    names = cli._main.list_commands(None)  # type: ignore[arg-type]
+    for action in actions.ACTIONS:
+        program, *words = action.command.split() or ["eccon"]
+        assert program == "eccon"
+        if not words:
+            continue
+        assert words[0] in names, action.command
+        command = cli._main.get_command(None, words[0])  # type: ignore[arg-type]
+        assert command is not None
+        options = {o for p in command.params for o in (*p.opts, *p.secondary_opts) if o.startswith("-")}
+        assert {w for w in words[1:] if w.startswith("-")} <= options, action.command
+        takes = [p for p in command.params if isinstance(p, click.Argument)]
+        given = [w for w in words[1:] if not w.startswith("-") and w != "TEXT"]
+        assert len(given) <= len(takes), action.command
+
+
+def test_the_document_of_keys_is_the_table() -> None:
+    path = Path(eccon.__file__).parents[1] / "docs" / "keys.md"
+    assert path.read_text() == manual.markdown(), "python -m eccon.console.manual > docs/keys.md"
+    for action in actions.ACTIONS:
+        assert f"| `{action.name}` |" in manual.markdown()
 
 
 async def test_help_and_palette_name_every_action(tmp_path: Path) -> None:

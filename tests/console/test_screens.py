@@ -7,7 +7,6 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-import msgspec
 import pytest
 from textual.pilot import Pilot
 from textual.widgets import Input
@@ -17,6 +16,7 @@ from eccon.console.screens.base import ConsoleScreen
 from eccon.console.screens.detail import Detail
 from eccon.console.screens.dialogs import AskLine, Choice
 from eccon.console.screens.logs import Logs
+from eccon.console.screens.output import Output
 from eccon.console.screens.overview import Overview
 from eccon.console.screens.prompt import Prompt
 from eccon.console.screens.trace import TraceScreen
@@ -24,7 +24,7 @@ from eccon.console.screens.traces import Traces
 from eccon.console.widgets.lines import Lines
 from eccon.console.widgets.logview import LogView
 from eccon.console.widgets.rows import Rows
-from eccon.model import ClusterChanged, ProcessChanged, ProcessGone, State, TraceChanged
+from eccon.model import ClusterChanged, ProcessGone, TraceChanged
 from tests.console import states
 from tests.console.fake_daemon import FakeDaemon, running
 
@@ -88,6 +88,8 @@ async def test_the_cursor_stays_on_its_row_whatever_moves(daemon: FakeDaemon) ->
         (("U",), "POST /v1/up"),
         (("D", "y"), "POST /v1/down"),
         (("f5", "y"), "POST /v1/reload"),
+        (("R", "y"), "POST /v1/encoders/restart"),
+        (("P", "y"), "POST /v1/processes/pd/restart"),
     ],
 )
 async def test_actions_reach_the_daemon(daemon: FakeDaemon, keys: tuple[str, ...], request_: str) -> None:
@@ -103,28 +105,32 @@ async def test_only_an_encoder_is_removed(daemon: FakeDaemon) -> None:
         assert "is no encoder" in "".join(t for t, _ in app.message)
 
 
-async def test_a_rolling_restart_waits_for_each(daemon: FakeDaemon) -> None:
-    daemon.state = states.busy(2)
-    async with watching_busy(daemon) as (app, pilot):
-        await press(pilot, "R", "y")
-        for n in range(2):
-            name = f"encoder-{n}"
-            await until(lambda name=name: f"POST /v1/processes/{name}/restart" in daemon.requests)  # type: ignore[misc]
-            assert len([r for r in daemon.requests if r.endswith("/restart")]) == n + 1
-            p = daemon.state.process(name)
-            assert p is not None
-            for seq, state, pid in ((1, State.LOADING, 999), (2, State.READY, 999)):
-                changed = msgspec.structs.replace(p, state=state, pid=pid)
-                daemon.change(ProcessChanged(seq=100 + 10 * n + seq, process=changed))
-        await until(lambda: "2 encoders are ready" in "".join(t for t, _ in app.message))
+async def test_scale_asks_how_many_and_what_it_costs(daemon: FakeDaemon) -> None:
+    async with watching(daemon) as (app, pilot):
+        await press(pilot, "N", "backspace", "x", "enter")
+        await until(lambda: "no number" in "".join(t for t, _ in app.message))
+        await press(pilot, "N", "backspace", "4", "enter")
+        screen = app.screen
+        assert isinstance(screen, Choice)
+        assert screen.question == "Scale to 4 encoders?"
+        assert screen.lines[0] == "encoder-4, encoder-5 leave the cluster"
+        await press(pilot, "enter")  # No is the default
+        assert not [r for r in daemon.requests if r.startswith("POST")]
+        await press(pilot, "N", "backspace", "9", "enter", "y")
+        await until(lambda: "POST /v1/encoders/scale?count=9" in daemon.requests)
 
 
-@asynccontextmanager
-async def watching_busy(fake: FakeDaemon) -> AsyncIterator[Watched]:
-    app = ConsoleApp(fake.socket)
-    async with app.run_test(size=(120, 36)) as pilot:
-        await until(lambda: bool(app.state.processes))
-        yield app, pilot
+async def test_a_command_runs_beside_the_console(daemon: FakeDaemon, tmp_path: Path) -> None:
+    config = tmp_path / "eccon.toml"
+    config.write_text("nonsense = [")
+    async with watching(daemon) as (app, pilot):
+        await press(pilot, "f9")
+        await until(lambda: "not on this machine" in "".join(t for t, _ in app.message))
+        app.push_screen(Output("Check", ["-f", str(config), "config", "check"]))
+        await until(lambda: "ended with 2" in screen_text(app), 20)
+        assert "eccon.toml:1" in screen_text(app)
+        await press(pilot, "escape")
+        assert isinstance(app.screen, Overview)
 
 
 async def test_filters_are_live_and_escape_takes_them_back(daemon: FakeDaemon) -> None:
