@@ -78,21 +78,29 @@ class Speaker:
     def close(self) -> None:
         """At the end; removes the socket."""
         with self._lock:
-            self._drop()
+            self._queue.clear()
+            if self._peer is not None:
+                self._peer.close()
             self._listening.close()
             self._path.unlink(missing_ok=True)
 
     def _accept(self) -> None:
+        if self._peer is not None:
+            return
         try:
             peer, _ = self._listening.accept()
-        except (BlockingIOError, InterruptedError, ConnectionAbortedError):
-            return
         except OSError:
-            return  # closed
-        self._drop()
+            return  # nobody yet
         peer.setblocking(False)
         self._peer = peer
-        self._queue.extend(encode(note) for note in self.state())
+        # One scheduler a life. Without a name nobody else can come, and a kill leaves nothing behind.
+        self._path.unlink(missing_ok=True)
+        self._listening.close()
+        self._state_anew()
+
+    def _state_anew(self) -> None:
+        self._queue.clear()
+        self._queue.extend(encode(note) for note in (Note("restart"), *self.state()))
 
     def _flush(self) -> None:
         while self._queue and self._peer is not None:
@@ -100,30 +108,21 @@ class Speaker:
                 self._peer.send(self._queue[0], socket.MSG_NOSIGNAL)
             except (BlockingIOError, InterruptedError):
                 if len(self._queue) > BACKLOG:
-                    self._drop()  # it comes back, and is told the state as it is then
+                    self._state_anew()
+                return
+            except ConnectionError:
+                self._queue.clear()  # the scheduler is gone, and with it the engine
                 return
             except OSError as e:
-                if not isinstance(e, (BrokenPipeError, ConnectionError)):
-                    logger.warning("EC guard: a note was not sent: %s", e)
-                    self._queue.popleft()
-                    continue
-                self._drop()
-                return
+                logger.warning("EC guard: a note was not sent: %s", e)
             self._queue.popleft()
-
-    def _drop(self) -> None:
-        self._queue.clear()
-        if self._peer is not None:
-            self._peer.close()
-            self._peer = None
 
 
 class Listener:
     """The scheduler's end, on the engine's thread."""
 
-    def __init__(self, path: Path, on_restart: Callable[[], None]) -> None:
+    def __init__(self, path: Path) -> None:
         self._path = path
-        self._on_restart = on_restart
         self._socket: socket.socket | None = None
         self._next_try = 0.0
 
@@ -149,7 +148,7 @@ class Listener:
         return notes
 
     def close(self) -> None:
-        """At the end, or to begin anew."""
+        """At the end."""
         if self._socket is not None:
             self._socket.close()
             self._socket = None
@@ -169,5 +168,4 @@ class Listener:
         with contextlib.suppress(OSError):
             end.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 20)
         self._socket = end
-        self._on_restart()
         return True

@@ -54,10 +54,8 @@ class EcconGuardConnector(vendor.RblnECNixlConnector):  # type: ignore[misc]  # 
             ECConnectorBase.__init__(self, vllm_config=vllm_config, role=role)
             events = Events(settings.events, settings.name)
             if is_scheduler:
-                board = Board()
-                listener = Listener(path, board.restart)
                 self._impl = GuardScheduler(
-                    vllm_config, role, settings, listener, board, events, verdict.level
+                    vllm_config, role, settings, Listener(path), Board(), events, verdict.level
                 )
                 if verdict.level == "wrap":
                     install(_scheduler_class(vllm_config))

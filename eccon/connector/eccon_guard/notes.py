@@ -8,7 +8,7 @@ import msgspec
 
 __all__ = ["Board", "Note", "decode", "encode"]
 
-Kind = Literal["staged", "pending", "bad", "gone", "placeholder", "outcome", "link"]
+Kind = Literal["staged", "pending", "bad", "gone", "placeholder", "outcome", "link", "restart"]
 REMEMBERED = 8192
 BAD_S = 60.0
 """How long a failure counts against a request that comes later."""
@@ -19,6 +19,7 @@ class Note(msgspec.Struct, frozen=True, array_like=True):
 
     PD: an item is `staged`, `pending` (announced anew after a failure), `bad`, `gone` (let go), or a
     `placeholder` took its place in a step. Encoder: `outcome` of a push, and whether the `link` is open.
+    Both: `restart`, what holds now is said anew.
     """
 
     kind: Kind
@@ -74,13 +75,11 @@ class Board:
             self._outcomes[mm_hash] = (note.text, note.at)
             self._outcomes.move_to_end(mm_hash)
             self._bound(self._outcomes)
-        else:
+        elif note.kind == "link":
             self.link_up = note.text == "up"
-
-    def restart(self) -> None:
-        """The worker's notes begin anew; what it still holds follows."""
-        self._staged.clear()
-        self.link_up = False
+        else:
+            self._staged.clear()
+            self.link_up = False
 
     def staged(self, mm_hash: str) -> bool:
         """Whether an item's tensor is at hand."""

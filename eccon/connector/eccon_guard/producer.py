@@ -27,6 +27,8 @@ from .wire import Message, Tensor
 __all__ = ["GuardProducer"]
 
 UNSENT = "unsent"
+FIRST_WAIT_S = 3.0
+"""Before the first acknowledgement over a way that has just opened: NIXL makes its connections then."""
 OUTCOMES = {"ok": "delivered", UNSENT: UNSENT}
 """By the acknowledgement's status; any other means that the PD refused it."""
 
@@ -48,6 +50,8 @@ class GuardProducer(RblnECNixlConnectorWorker):  # type: ignore[misc]  # vLLM is
         self._step: dict[str, None] = {}
         """Hashes published in this step."""
         self._outcome: dict[str, str] = {}
+        self._greeted = False
+        """Whether the PD has acknowledged anything since the link opened."""
         super().__init__(vllm_config, role)
         self._push_sock.close(linger=0)
         self._link = Link(
@@ -71,6 +75,7 @@ class GuardProducer(RblnECNixlConnectorWorker):  # type: ignore[misc]  # vLLM is
         return Note("link", text="up" if up else "down", at=time.time())
 
     def _turned(self, up: bool) -> None:
+        self._greeted = False
         self._speaker.say(self._link_note(up=up))
 
     def _sent(self, message: Message, sent: bool) -> None:
@@ -140,7 +145,10 @@ class GuardProducer(RblnECNixlConnectorWorker):  # type: ignore[misc]  # vLLM is
     @calm(lambda: (None, None))
     def get_finished(self, finished_req_ids: set[str]) -> tuple[None, None]:  # noqa: ARG002
         """Wait a little for the PD's word on what was published; tell the scheduler what became of it."""
-        deadline = time.monotonic() + self._guard.delivery_wait_s
+        wait_s = self._guard.delivery_wait_s
+        if wait_s and not self._greeted:
+            wait_s = max(wait_s, FIRST_WAIT_S)
+        deadline = time.monotonic() + wait_s
         while any(h not in self._outcome for h in self._step):
             left = deadline - time.monotonic()
             if left <= 0:
@@ -169,6 +177,7 @@ class GuardProducer(RblnECNixlConnectorWorker):  # type: ignore[misc]  # vLLM is
         if mm_hash in self._step:
             self._outcome[mm_hash] = outcome
         if outcome != UNSENT:
+            self._greeted = True
             self._events.tell("ack", mm_hash, peer=ack.consumer_engine_id, text=outcome)
             if mm_hash in self._registered_caches:
                 logger.debug("EC Nixl: ACK status=%s for mm_hash=%s, evicting", ack.status, mm_hash)

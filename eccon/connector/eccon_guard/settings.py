@@ -24,8 +24,10 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """A pull that takes longer fails its item; what comes of it later is kept all the same."""
     crc: bool = True
     """Encoder: send a checksum; PD: check the one that was sent."""
-    delivery_wait_s: float = 0.25
-    """Longest wait of an encoder's step for the PD's acknowledgements; 0: none, nothing is proven then."""
+    delivery_wait_s: float = 1.0
+    """Longest wait of an encoder's step for the PD's acknowledgements; 0: none, nothing is proven then.
+
+    They take some 10 to 30 ms; more when the host is loaded, or the PD's forward holds the interpreter."""
     staging_bytes: int = 8 * 2**30
     """Tensors kept on the PD; beyond, the oldest go, those already used first."""
     staged_ttl_s: float = 60.0
