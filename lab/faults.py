@@ -1,0 +1,201 @@
+"""The fault list: what a client, an encoder or an operator does that ends a PD, or gives a wrong answer.
+
+Each is a function of a world. It sends through the front and says what the right answer would have been;
+whether anybody died is seen afterwards.
+"""
+
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+from lab.world import Room, World, picture
+from tests.contract.client import fresh, part, png, text
+from tests.contract.target import Server, until
+
+__all__ = ["FAULTS", "Fault"]
+
+
+_PLAIN = Room()
+
+
+@dataclass(frozen=True)
+class Fault:
+    """`what` is the row's title."""
+
+    name: str
+    what: str
+    act: Callable[[World], None]
+    room: Room = _PLAIN
+
+
+def _typed(world: World, content: object, **more: Any) -> None:
+    """A request of whatever kind, and somebody else's text beside it."""
+    world.beside(lambda: world.ask([content, text()], **more))
+
+
+def part_without_type(world: World) -> None:
+    """vLLM knows it by its key."""
+    url = picture()
+    _typed(world, {"image_url": url}, expected=world.truth(url))
+
+
+def input_image(world: World) -> None:
+    """The Responses API's part, which the chat API takes too."""
+    url = picture()
+    _typed(world, {"type": "input_image", "image_url": url, "detail": "auto"}, expected=world.truth(url))
+
+
+def processor_kwargs(world: World) -> None:
+    """They are in the item's name: who drops them on the way to the encoder names another item."""
+    _typed(world, part(None, picture(1024, 768)), mm_processor_kwargs={"max_pixels": 200_704})
+
+
+@contextmanager
+def _changing_picture() -> Iterator[str]:
+    """A URL under which every download finds another picture."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            data = png(224, 224)
+            self.send_response(200)
+            self.send_header("Content-Type", "image/png")
+            self.send_header("Content-Length", str(len(data)))
+            self.end_headers()
+            self.wfile.write(data)
+
+        def log_message(self, *_: object) -> None:
+            """Nothing."""
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.05,))
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{server.server_address[1]}/camera.png"
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+def changing_url(world: World) -> None:
+    """A camera's still: encoder and PD download it separately."""
+    with _changing_picture() as url:
+        _typed(world, part(None, url))
+
+
+def uuid_used_twice(world: World) -> None:
+    """A client that numbers its pictures anew in every request."""
+    u = fresh()
+    for _ in range(4):
+        url = picture()
+        world.ask([part(u, url), text()], expected=world.truth(url))
+
+
+def chat_goes_on(world: World) -> None:
+    """A chat returns to its first picture after others have had its place in the encoder's memory."""
+    first = picture(1024, 768)
+    expected = world.truth(first)
+    world.ask([part(None, first), text()], expected=expected)
+    for _ in range(7):
+        world.ask([part(None, picture(1024, 768)), text()])
+    for _ in range(2):
+        world.ask([part(None, first), text()], expected=expected)
+
+
+def pd_restarted(world: World) -> None:
+    """Encoders do not push again what they still hold."""
+    url = picture()
+    expected = world.truth(url)
+    for _ in world.encoders:
+        world.ask([part(None, url), text()], expected=expected)
+    world.restart_pd()
+    world.beside(lambda: world.ask([part(None, url), text()], expected=expected))
+
+
+def encoder_hangs(world: World) -> None:
+    """One of two stops while idle; four users send two pictures each."""
+    victim = world.encoders[0]
+    victim.signal(signal.SIGSTOP, everyone=True)
+    try:
+        with ThreadPoolExecutor(4) as pool:
+            contents = [[part(None, picture()), part(None, picture()), text()] for _ in range(4)]
+            world.beside(lambda: [*pool.map(world.ask, contents)])
+    finally:
+        victim.signal(signal.SIGCONT, everyone=True)
+
+
+def _between_push_and_pull(world: World, act: Callable[[Server], None]) -> None:
+    """A small and a large picture in one request: `act` on the encoder that has pushed before the other."""
+    before = [len(e.events("registered + pushed")) for e in world.encoders]
+
+    def pushed() -> list[Server]:
+        pairs = zip(world.encoders, before, strict=True)
+        return [e for e, n in pairs if len(e.events("registered + pushed")) > n]
+
+    def strike() -> None:
+        until(lambda: bool(pushed()), 30, "nothing was pushed")
+        act(pushed()[0])
+
+    striker = threading.Thread(target=strike)
+    striker.start()
+    world.beside(
+        lambda: world.ask([part(None, picture(64, 64)), part(None, picture(2000, 2000)), text()]), 5.0
+    )
+    striker.join()
+
+
+def encoder_killed(world: World) -> None:
+    """A crash at the worst moment."""
+    _between_push_and_pull(world, lambda encoder: encoder.destroy())
+
+
+def encoder_stopped(world: World) -> None:
+    """A hang at the worst moment."""
+    stopped: list[Server] = []
+
+    def stop(encoder: Server) -> None:
+        stopped.append(encoder)
+        encoder.signal(signal.SIGSTOP, everyone=True)
+
+    try:
+        _between_push_and_pull(world, stop)
+    finally:
+        for encoder in stopped:
+            encoder.signal(signal.SIGCONT, everyone=True)
+
+
+def too_many_items(world: World) -> None:
+    """Six users with three pictures each, where the PD pulls four items a step."""
+    contents = [[*(part(None, picture()) for _ in range(3)), text()] for _ in range(6)]
+    with ThreadPoolExecutor(6) as pool:
+        world.beside(lambda: [*pool.map(world.ask, contents)], 0.2)
+
+
+def encoder_full(world: World) -> None:
+    """Four users with two pictures each, where an encoder keeps two items."""
+    contents = [[part(None, picture()), part(None, picture(2000, 2000)), text()] for _ in range(4)]
+    with ThreadPoolExecutor(4) as pool:
+        world.beside(lambda: [*pool.map(world.ask, contents)], 0.2)
+
+
+_FEW_PULLS = Room(pd={"max_concurrent_pulls": 4}, flags=("--pd-items", "4"))
+_FEW_KEPT = Room(encoder={"producer_cache_capacity": 2}, flags=("--staged-items", "2"))
+
+FAULTS = (
+    Fault("part-without-type", "an image part without `type`", part_without_type),
+    Fault("input-image", "an `input_image` part", input_image),
+    Fault("processor-kwargs", "`mm_processor_kwargs` in the request", processor_kwargs),
+    Fault("changing-url", "an image URL whose content changes", changing_url),
+    Fault("uuid-used-twice", "a client's uuid on four different images", uuid_used_twice),
+    Fault("chat-goes-on", "an image sent again after seven others", chat_goes_on),
+    Fault("pd-restarted", "an image sent again after the PD was restarted", pd_restarted),
+    Fault("encoder-hangs", "an idle encoder stops answering", encoder_hangs),
+    Fault("encoder-stopped", "an encoder hangs after its push", encoder_stopped),
+    Fault("encoder-killed", "an encoder is killed after its push", encoder_killed),
+    Fault("too-many-items", "more items at once than the PD pulls in a step", too_many_items, _FEW_PULLS),
+    Fault("encoder-full", "more items at once than an encoder keeps", encoder_full, _FEW_KEPT),
+)

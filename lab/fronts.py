@@ -1,0 +1,165 @@
+"""What a client's request goes through on its way to the PD: nothing, the guide's proxy, or eccon's."""
+
+import contextlib
+import itertools
+import os
+import sys
+from abc import ABC, abstractmethod
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from http.client import HTTPException
+from pathlib import Path
+from typing import Any
+
+from lab import guide
+from tests.contract.client import Reply, body, get, post
+from tests.contract.target import LabTarget, Server, free_port
+
+__all__ = ["Asked", "ByHand", "Eccon", "Front", "Guide"]
+
+PATIENCE_S = 75.0
+"""Of a client. The PD's own stall is 30 s; who has no answer after this has none."""
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What became of a request: `status` 0 when no answer came."""
+
+    status: int
+    seconds: float
+    reply: Reply | None = None
+
+    def answer(self) -> object:
+        """Words and log-probabilities; None without an answer."""
+        return self.reply.answer() if self.reply is not None and self.status == 200 else None
+
+
+class Front(ABC):
+    """A way to the PD."""
+
+    name: str
+
+    @abstractmethod
+    def start(self, pd: Server, encoders: list[Server], rooms: list[str]) -> None:
+        """In front of these; one that runs is ended first.
+
+        Args:
+            rooms: flags of eccon-proxy that say how much the connector was given.
+        """
+
+    @abstractmethod
+    def stop(self) -> None:
+        """Ends it."""
+
+    @abstractmethod
+    def ask(self, content: object, **more: Any) -> Asked:
+        """One user message, as any client sends it."""
+
+    @abstractmethod
+    def settled(self) -> bool:
+        """Whether it takes requests: a proxy that watches its servers needs a moment after they changed."""
+
+
+class Proxy(Front):
+    """A process."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self._process: Server | None = None
+
+    @abstractmethod
+    def command(self, rooms: list[str]) -> list[str]:
+        """argv, up to the flags that all proxies take."""
+
+    def start(self, pd: Server, encoders: list[Server], rooms: list[str]) -> None:
+        self.stop()
+        port = free_port()
+        behind = ",".join(f"http://127.0.0.1:{e.port}" for e in encoders)
+        where = ["--host", "127.0.0.1", "--port", str(port), "--encode-servers-urls", behind]
+        argv = [*self.command(rooms), *where, "--decode-servers-urls", f"http://127.0.0.1:{pd.port}"]
+        self._process = Server(argv, dict(os.environ), port, self.directory / f"{self.name}.log", 60)
+        self._process.wait_ready()
+
+    def stop(self) -> None:
+        if self._process is not None:
+            self._process.stop()
+            self._process = None
+
+    @property
+    def process(self) -> Server:
+        """The one that runs."""
+        assert self._process is not None
+        return self._process
+
+    def ask(self, content: object, **more: Any) -> Asked:
+        return _asked(self.process, body(content, **more))
+
+    def settled(self) -> bool:
+        with contextlib.suppress(HTTPException, OSError):
+            return get(self.process, "/health").status == 200
+        return False
+
+
+def _asked(server: Server, payload: object) -> Asked:
+    try:
+        reply = post(server, payload, timeout=PATIENCE_S)
+    except TimeoutError:
+        return Asked(0, PATIENCE_S)
+    except (HTTPException, OSError):
+        return Asked(0, 0.0)
+    return Asked(reply.status, reply.seconds, reply)
+
+
+class Guide(Proxy):
+    """The guide's proxy, by the lab's Python, which has what it imports."""
+
+    name = "guide"
+
+    def __init__(self, directory: Path, target: LabTarget, text: Path) -> None:
+        super().__init__(directory)
+        self._python = str(Path(target.command[0]).with_name("python"))
+        self._script = guide.extract(text, directory / "guide_proxy.py")
+
+    def command(self, rooms: list[str]) -> list[str]:
+        return [self._python, str(self._script)]
+
+
+class Eccon(Proxy):
+    """eccon-proxy as it is, told only how much room the connector has where that is not the default."""
+
+    name = "eccon"
+
+    def command(self, rooms: list[str]) -> list[str]:
+        return [sys.executable, "-m", "eccon_proxy", "--admin", f"unix:{self.directory}/admin.sock", *rooms]
+
+
+class ByHand(Front):
+    """No proxy: every `image_url` part to an encoder in turn, then the request to the PD."""
+
+    name = "by hand"
+
+    def __init__(self) -> None:
+        self._turns = itertools.count()
+        self._servers: list[Server] = []
+        self._pd: Server | None = None
+
+    def start(self, pd: Server, encoders: list[Server], rooms: list[str]) -> None:
+        self._pd, self._servers = pd, encoders
+
+    def stop(self) -> None:
+        self._pd = None
+
+    def ask(self, content: object, **more: Any) -> Asked:
+        assert self._pd is not None
+        items = [p for p in content if p.get("type") == "image_url"] if isinstance(content, list) else []
+        with ThreadPoolExecutor(max(1, len(items))) as pool:
+            encoded = pool.map(self._encode, items)
+            failed = next((e for e in encoded if e.status != 200), None)
+        return failed or _asked(self._pd, body(content, **more))
+
+    def _encode(self, item: dict[str, Any]) -> Asked:
+        server = self._servers[next(self._turns) % len(self._servers)]
+        return _asked(server, body([item], max_tokens=1))
+
+    def settled(self) -> bool:
+        return True

@@ -1,0 +1,125 @@
+"""Runs the fault list and makes a table of it.
+
+    python -m lab.table run --front guide --guide GUIDE.md --out guide.json
+    python -m lab.table run --front eccon --out eccon.json
+    python -m lab.table show guide.json eccon.json
+
+A run starts real vLLM (the lab in ECCON_LAB), a PD and two encoders, and takes about a minute a fault. What
+is in the output file already is not run again.
+"""
+
+import argparse
+import json
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from lab.faults import FAULTS, Fault
+from lab.fronts import ByHand, Eccon, Front, Guide
+from lab.world import Outcome, World
+from tests.contract.target import LabTarget
+
+STALL_S = 5.0
+"""From here on somebody else's one-token request has been stalled; it takes 0.06 s by itself."""
+TITLES = {"by hand": "no proxy", "guide": "the guide's proxy", "eccon": "eccon-proxy"}
+
+
+def main() -> None:
+    """The command line."""
+    parser = argparse.ArgumentParser(
+        prog="python -m lab.table", description=(__doc__ or "").partition("\n")[0]
+    )
+    commands = parser.add_subparsers(required=True, dest="command")
+    run = commands.add_parser("run", help="try faults behind one front")
+    run.add_argument("--front", choices=sorted(TITLES), required=True)
+    run.add_argument("--guide", type=Path, help="a copy of the guide, for --front guide")
+    run.add_argument("--out", type=Path, required=True, help="JSON, added to")
+    run.add_argument("--fault", action="append", choices=[f.name for f in FAULTS], help="only these")
+    run.add_argument("--seconds", type=float, default=3600.0, help="begin no fault after so long")
+    show = commands.add_parser("show", help="print the table")
+    show.add_argument("files", type=Path, nargs="+")
+    given = parser.parse_args()
+    if given.command == "show":
+        print(table(given.files))
+        return
+    if given.front == "guide" and given.guide is None:
+        parser.error("--front guide needs --guide")
+    chosen = [f for f in FAULTS if given.fault is None or f.name in given.fault]
+    measure(given.front, given.guide, given.out, chosen, given.seconds)
+
+
+def measure(name: str, guide: Path | None, out: Path, faults: Sequence[Fault], seconds: float) -> None:
+    """Every fault that is not in `out` yet, written there one by one."""
+    results: dict[str, Any] = json.loads(out.read_text()) if out.exists() else {"front": name, "faults": {}}
+    end = time.monotonic() + seconds
+    with tempfile.TemporaryDirectory(prefix="eccon-faults-") as directory:
+        target = LabTarget(Path(directory))
+        world = World(target, _front(name, guide, target))
+        try:
+            for fault in faults:
+                if fault.name in results["faults"] or time.monotonic() > end:
+                    continue
+                world.prepare(fault.room)
+                fault.act(world)
+                outcome = world.conclude()
+                results["faults"][fault.name] = asdict(outcome)
+                out.write_text(json.dumps(results, indent=1))
+                print(f"{name}: {fault.name}: {cell(outcome)}", flush=True)
+        finally:
+            world.close()
+            target.close()
+
+
+def _front(name: str, guide: Path | None, target: LabTarget) -> Front:
+    if name == "guide":
+        assert guide is not None
+        return Guide(target.directory, target, guide)
+    return Eccon(target.directory) if name == "eccon" else ByHand()
+
+
+def table(files: Sequence[Path]) -> str:
+    """Markdown: a row a fault, a column a file."""
+    columns = [json.loads(f.read_text()) for f in files]
+    titles = [TITLES[c["front"]] for c in columns]
+    lines = ["| | " + " | ".join(titles) + " |", "|---" * (len(columns) + 1) + "|"]
+    for fault in FAULTS:
+        cells = [c["faults"].get(fault.name) for c in columns]
+        if any(cells):
+            shown = [cell(Outcome(**c)) if c else "–" for c in cells]
+            lines.append(f"| {fault.what} | " + " | ".join(shown) + " |")
+    deaths = [sum(f["pd_died"] for f in c["faults"].values()) for c in columns]
+    stalls = [sum(_stalled(Outcome(**f)) for f in c["faults"].values()) for c in columns]
+    wrong = [sum(f["wrong"] for f in c["faults"].values()) for c in columns]
+    for title, counts in (("PD deaths", deaths), ("stalls of others", stalls), ("wrong answers", wrong)):
+        lines.append(f"| **{title}** | " + " | ".join(f"**{n}**" for n in counts) + " |")
+    return "\n".join(lines)
+
+
+def _stalled(o: Outcome) -> bool:
+    return o.innocent_s >= STALL_S
+
+
+def cell(o: Outcome) -> str:
+    """What happened, worst first."""
+    said = []
+    if o.pd_died:
+        said.append("**PD dies**")
+    if _stalled(o):
+        said.append(f"all stall {o.innocent_s:.0f} s")
+    if o.wrong:
+        said.append(f"**{o.wrong} wrong**")
+    total = o.answered + o.wrong + o.refused + o.failed
+    if o.failed:
+        said.append(f"{o.failed} of {total} failed")
+    if o.refused:
+        said.append(f"{o.refused} of {total} refused")
+    if o.answered:
+        said.append("answered" if o.answered == total else f"{o.answered} of {total} answered")
+    return ", ".join(said)
+
+
+if __name__ == "__main__":
+    main()
