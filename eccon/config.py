@@ -94,6 +94,11 @@ class Connector(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
     """The same for the encoders alone."""
     transfer: Extra = {}
     """More keys for both sides' `--ec-transfer-config` itself, as `ec_buffer_device`."""
+    guard: Literal["auto", "on", "off"] = "auto"
+    """Whether RblnECNixlConnector runs guarded, so that the PD survives an encoder's crash; "auto": with the
+    versions that it was proven with."""
+    guard_wait_s: Annotated[float, msgspec.Meta(gt=0, le=600)] = 3.0
+    """How long the guarded PD lets a request wait for its items."""
     shared_storage_path: str = ""
     """ECExampleConnector's directory, on this host or shared; empty: one in the cluster's state directory."""
 

@@ -38,6 +38,11 @@ class ClusterPaths(msgspec.Struct, frozen=True):
         return self.sockets / "admin.sock"
 
     @property
+    def guard_socket(self) -> Path:
+        """Takes the guarded connectors' events."""
+        return self.sockets / "guard.sock"
+
+    @property
     def lock(self) -> Path:
         """Held by the daemon as long as it lives."""
         return self.root / "lock"

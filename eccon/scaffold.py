@@ -32,6 +32,8 @@ vllm = "vllm"                    # the vllm command, e.g. "/opt/rbln/bin/vllm"
 # kind = "RblnECNixlConnector"
 # host = "127.0.0.1"             # where the PD listens for the encoders
 port = 19500
+# guard = "auto"                 # the PD survives an encoder's crash; "on", "off", or where it was proven
+# guard_wait_s = 3.0             # how long the guarded PD lets a request wait for its items
 
 [devices]
 kind = "rbln"                    # "cuda", or "none" on a CPU

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from eccon import config, launch, scaffold
-from eccon.launch import connectors, versions, vllm
+from eccon.launch import connectors, guard, versions, vllm
 from eccon.paths import ClusterPaths
 
 PATHS = ClusterPaths(Path("/state"), Path("/state"))
@@ -136,7 +136,7 @@ def test_one_encoder_may_differ(guide: config.Topology) -> None:
         "[[encoders.override]]\nindex = 3\ndevice = 21\nport = 19203\nhost = '10.0.0.9'\n"
         "args = ['--seed', '4']\nenv = { A = '2' }\nconnector_extra = { ack_host = '10.0.0.9' }\n"
     )
-    base = guide.path.read_text().replace("# env = {}\n\n[proxy]", "env = { A = '1', B = '1' }\n\n[proxy]")
+    base = guide.path.read_text().replace("[encoders]", "[encoders]\nenv = { A = '1', B = '1' }")
     topology = config.parse(base + text, guide.path)
     two, three = (launch.encoder(topology, PATHS, launch.slots(topology)[i]) for i in (2, 3))
     assert (three.device, three.port, three.url) == ("21", 19203, "http://10.0.0.9:19203")
@@ -275,3 +275,76 @@ def test_the_logging_configuration_shows_connector_events_to_the_microsecond(
     assert len(stamp.partition(".")[2]) == 6
     assert level_name == "DEBUG"
     assert "Application startup complete." in lines[1]
+
+
+def guarded(topology: config.Topology, guard: str, **more: object) -> config.Topology:
+    connector = msgspec.convert({"guard": guard, **more}, config.Connector)
+    return msgspec.structs.replace(with_profile(topology, "safe"), connector=connector)
+
+
+def test_a_guarded_process_is_told_where_the_guard_is(guide: config.Topology) -> None:
+    topology = guarded(guide, "on", guard_wait_s=5)
+    for spec, name in (
+        (launch.pd(topology, PATHS), "pd"),
+        (launch.encoder(topology, PATHS, launch.slots(topology)[3]), "encoder-3"),
+    ):
+        transfer = flags(spec.argv)["--ec-transfer-config"]
+        assert isinstance(transfer, dict)
+        assert transfer["ec_connector"] == "EcconGuardConnector"
+        assert transfer["ec_connector_module_path"] == "eccon_guard.connector"
+        extra = transfer["ec_connector_extra_config"]
+        assert {k: v for k, v in extra.items() if k.startswith("guard")} == {
+            "guard": "on",
+            "guard_wait_s": 5.0,
+            "guard_staged_ttl_s": connectors.TTL_S,
+            "guard_name": name,
+            "guard_events": "/state/guard.sock",
+        }
+        first = spec.env["PYTHONPATH"].split(":")[0]
+        assert (Path(first) / "eccon_guard" / "connector.py").is_file()
+        assert [p.name for p in Path(first).iterdir() if p.name not in {"__init__.py", "__pycache__"}] == [
+            "eccon_guard"
+        ]
+
+
+def test_the_guard_leaves_what_was_on_pythonpath(
+    guide: config.Topology, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTHONPATH", "/inherited")
+    topology = guarded(guide, "on")
+    assert launch.pd(topology, PATHS).env["PYTHONPATH"].endswith(":/inherited")
+    topology = msgspec.structs.replace(topology, env={"PYTHONPATH": "/of-all"})
+    assert launch.pd(topology, PATHS).env["PYTHONPATH"].endswith(":/of-all")
+
+
+@pytest.mark.parametrize(
+    ("vllm", "rbln", "wanted"),
+    [
+        ("0.30.0+cpu", "0.12.0", "auto"),
+        ("0.30.0", "0.12.0", "auto"),
+        ("0.30.1", "0.12.0", "off"),
+        ("0.30.0", "0.11.2", "off"),
+        ("0.30.0", "", "off"),
+    ],
+)
+def test_auto_guards_the_proven_versions_only(
+    guide: config.Topology, tmp_path: Path, vllm: str, rbln: str, wanted: str
+) -> None:
+    site = tmp_path / "lib/python3.12/site-packages"
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin/vllm").write_text("#!/bin/sh\n")
+    (tmp_path / "bin/vllm").chmod(0o755)
+    for name, version in (("vllm", vllm), ("vllm_rbln", rbln)):
+        if version:
+            (site / f"{name}-{version}.dist-info").mkdir(parents=True)
+    command = str(tmp_path / "bin/vllm")
+    assert guard.mode(guarded(guide, "auto"), command) == wanted
+    assert guard.mode(guarded(guide, "off"), command) == "off"
+    assert guard.mode(with_profile(guide, "guide"), command) == "off"
+    assert guard.mode(guarded(guide, "on", kind="ECExampleConnector"), command) == "off"
+
+
+def test_the_stand_in_is_guarded_when_asked_only(guide: config.Topology) -> None:
+    sim = msgspec.convert({"kind": "sim"}, config.Launcher)
+    assert guard.mode(msgspec.structs.replace(guarded(guide, "auto"), launcher=sim), "vllm") == "off"
+    assert guard.mode(msgspec.structs.replace(guarded(guide, "on"), launcher=sim), "vllm") == "on"

@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 
 from eccon.config import Topology
+from eccon.launch import guard
 from eccon.model import Role
 from eccon.paths import ClusterPaths
 
@@ -46,6 +47,7 @@ KEYS: dict[str, frozenset[str]] = {
             *("pull_host", "pull_port", "metadata_queue_max", "max_concurrent_pulls", "ping_interval_s"),
             *("llm_host", "llm_pull_port", "ack_host", "ack_port"),
             *("producer_cache_capacity", "producer_cache_ttl_s", "dead_threshold_s"),
+            *guard.KEYS,
         }
     ),
     EXAMPLE: frozenset({"shared_storage_path"}),
@@ -69,8 +71,10 @@ def unknown_keys(kind: str, module_path: str, keys: "dict[str, Any]") -> list[st
     return [] if known is None or module_path else [k for k in keys if k not in known]
 
 
-def transfer(topology: Topology, paths: ClusterPaths, role: Role, index: int | None = None) -> dict[str, Any]:
-    """`--ec-transfer-config` of the PD, or of the encoder of that index."""
+def transfer(
+    topology: Topology, paths: ClusterPaths, role: Role, index: int | None = None, *, vllm: str
+) -> dict[str, Any]:
+    """`--ec-transfer-config` of the PD, or of the encoder of that index, which is run by that command."""
     c = topology.connector
     config: dict[str, Any] = {
         "ec_connector": c.kind,
@@ -83,7 +87,12 @@ def transfer(topology: Topology, paths: ClusterPaths, role: Role, index: int | N
         config["ec_connector_module_path"] = RBLN_MODULE
     if c.kind == MOONCAKE:
         config |= {"ec_ip": c.host, "ec_port": c.port}
-    return config | c.transfer | {"ec_connector_extra_config": _extra(topology, paths, role, index)}
+    own: dict[str, Any] = {}
+    if (chosen := guard.mode(topology, vllm)) != "off":
+        config |= guard.transfer()
+        name = "pd" if role is Role.PD else f"encoder-{index}"
+        own = guard.told(topology, paths, chosen, name, TTL_S)
+    return config | c.transfer | {"ec_connector_extra_config": own | _extra(topology, paths, role, index)}
 
 
 def _extra(topology: Topology, paths: ClusterPaths, role: Role, index: int | None) -> dict[str, Any]:

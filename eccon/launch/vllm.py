@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 
 from eccon.config import Topology
-from eccon.launch import connectors
+from eccon.launch import connectors, guard
 from eccon.launch.keys import serving_key
 from eccon.launch.spec import EncoderSlot, ProcessSpec, devices_shown, loopback_for, split_url
 from eccon.launch.versions import device_variables
@@ -98,7 +98,7 @@ def _serve(topology: Topology, paths: ClusterPaths, server: _Server) -> ProcessS
         argv += ["--served-model-name", model.served_name]
     if model.max_pixels is not None:
         argv += ["--mm-processor-kwargs", json.dumps({"max_pixels": model.max_pixels})]
-    transfer = connectors.transfer(topology, paths, server.role, server.index)
+    transfer = connectors.transfer(topology, paths, server.role, server.index, vllm=server.vllm)
     argv += ["--ec-transfer-config", json.dumps(transfer), *server.args]
 
     variables = connectors.environment(topology, server.role, server.index)
@@ -115,7 +115,7 @@ def _serve(topology: Topology, paths: ClusterPaths, server: _Server) -> ProcessS
         name=server.name,
         role=server.role,
         argv=tuple(argv),
-        env=variables | topology.env | server.env,
+        env=variables | topology.env | server.env | _guard(topology, server),
         unset=unset,
         cwd=str(topology.directory),
         host=reach,
@@ -124,6 +124,12 @@ def _serve(topology: Topology, paths: ClusterPaths, server: _Server) -> ProcessS
         device=devices_shown(server.devices),
         ports=(server.port, *connectors.listens(topology, server.role, server.index)),
     )
+
+
+def _guard(topology: Topology, server: _Server) -> dict[str, str]:
+    if guard.mode(topology, server.vllm) == "off":
+        return {}
+    return guard.environment(topology, server.env)
 
 
 def logging_config() -> dict[str, Any]:
