@@ -6,14 +6,14 @@ import socket
 from collections.abc import Sequence
 from pathlib import Path
 
-__all__ = ["DEMO_MODEL", "demo", "free_ports", "guide"]
+__all__ = ["DEMO_MODEL", "demo", "free_ports", "guide", "write"]
 
 DEMO_MODEL = "Qwen3-VL-demo"
 SIM_MODEL = Path(__file__).parent / "sim" / "model"
 
 GUIDE = """\
 # An eccon cluster. `eccon config check` reads this file, `eccon up` starts it.
-# A key that is left out has the value shown in its comment.
+# A key that is left out has the value shown in its comment. `eccon config schema` describes every key.
 
 name = "{name}"                  # the cluster; its state lies below ~/.local/state/eccon/NAME
 
@@ -22,6 +22,7 @@ path = "{model}"  # compiled model directory, as written it goes to `vllm serve`
 max_pixels = 802816              # largest image, for PD and encoders alike
 # served_name = ""               # another name for clients
 # hub = false                    # true: path is a hub name, not a directory
+# api_key_file = ""              # file with the key that PD and encoders ask for; they get it as VLLM_API_KEY
 
 [launcher]
 # kind = "vllm"                  # "sim": the stand-in that comes with eccon
@@ -32,6 +33,12 @@ vllm = "vllm"                    # the vllm command, e.g. "/opt/rbln/bin/vllm"
 # kind = "RblnECNixlConnector"
 # host = "127.0.0.1"             # where the PD listens for the encoders
 port = 19500
+# module_path = ""               # where a connector outside vLLM is loaded from
+# extra = {{}}                     # more of ec_connector_extra_config, for both sides
+# pd_extra = {{}}                  # … for the PD, as {{ max_concurrent_pulls = 64 }}
+# encoder_extra = {{}}             # … for the encoders, as {{ producer_cache_ttl_s = 600 }}
+# transfer = {{}}                  # more of --ec-transfer-config itself
+# shared_storage_path = ""       # ECExampleConnector's directory; "": one in the state directory
 # guard = "auto"                 # the PD survives an encoder's crash; "on", "off", or where it was proven
 # guard_wait_s = 3.0             # how long the guarded PD lets a request wait for its items
 
@@ -44,6 +51,9 @@ port = 19100
 devices = [0, 1, 2, 3, 4, 5, 6, 7]
 # args = []                      # more arguments of `vllm serve`
 # env = {{}}
+# vllm = ""                      # another vllm command than the launcher's, of the same version
+# external = false               # true: started by others at `url`; watched and used, never signalled
+# url = ""
 
 [encoders]
 count = 8
@@ -52,11 +62,21 @@ port = 19101                     # the first one's; the others follow
 devices = [8, 9, 10, 11, 12, 13, 14, 15]  # one each; more than `count` are spares for `eccon add`
 # args = []
 # env = {{}}
+# vllm = ""
+
+# [[encoders.override]]          # what is different for one encoder
+# index = 3                      # encoder-3; also: device, port, host, args, env, vllm, connector_extra,
+# host = "10.0.0.9"              # external and url
 
 [proxy]
 host = "0.0.0.0"
 port = 19000
+# api_key_file = ""              # file with the keys, one a line, that clients must send one of
 # args = []                      # more arguments of eccon-proxy
+# env = {{}}
+
+# [proxy.settings]               # any setting of eccon-proxy
+# policy = "least_inflight"
 
 [supervisor]
 # start_timeout_s = 1800         # a PD takes minutes to load
@@ -117,7 +137,7 @@ def guide(directory: Path, *, name: str, model: str) -> Path:
     Raises:
         FileExistsError: the file is there already; it is left as it is.
     """
-    return _write(directory / "eccon.toml", GUIDE.format(name=name, model=model))
+    return write(directory, GUIDE.format(name=name, model=model))
 
 
 def demo(directory: Path, *, name: str = "demo", encoders: int = 4, ports: Sequence[int] = ()) -> Path:
@@ -130,8 +150,8 @@ def demo(directory: Path, *, name: str = "demo", encoders: int = 4, ports: Seque
         FileExistsError: the file is there already; it is left as it is.
     """
     proxy, pd, connector, encoder = ports or (19000, 19100, 19500, 19101)
-    path = _write(
-        directory / "eccon.toml",
+    path = write(
+        directory,
         DEMO.format(
             name=name,
             model=DEMO_MODEL,
@@ -146,7 +166,13 @@ def demo(directory: Path, *, name: str = "demo", encoders: int = 4, ports: Seque
     return path
 
 
-def _write(path: Path, text: str) -> Path:
+def write(directory: Path, text: str) -> Path:
+    """Writes `directory/eccon.toml`.
+
+    Raises:
+        FileExistsError: it is there already; it is left as it is.
+    """
+    path = directory / "eccon.toml"
     with path.open("x", encoding="utf-8") as f:
         f.write(text)
     return path

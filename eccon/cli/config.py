@@ -1,5 +1,6 @@
 """Commands about the configuration file."""
 
+import os
 import re
 import shlex
 from pathlib import Path
@@ -10,6 +11,10 @@ import msgspec
 from eccon import config, launch, origin, scaffold
 from eccon.cli.common import USAGE, config_option, narrate, plain_command
 from eccon.paths import for_cluster
+from eccon.scripts.lexer import ScriptError
+from eccon.scripts.reader import Command
+from eccon.scripts.reader import read as read_script
+from eccon.scripts.topology import Found, toml
 from eccon.supervisor.secrets import shown, shown_env
 from eccon.tomltext import dotted
 
@@ -18,20 +23,34 @@ __all__ = ["config_group", "init"]
 
 @click.command()
 @click.option("--demo", is_flag=True, help="The demo's topology: four encoders on the stand-in.")
+@click.option(
+    "--from-scripts",
+    "scripts",
+    metavar="PATH",
+    multiple=True,
+    type=click.Path(exists=True, path_type=Path),
+    help="Read launch scripts: a directory, or files (repeatable). They are read, never run.",
+)
 @click.option("--name", help="The cluster's name; default: the directory's.")
 @click.option("--model", default="Qwen3-VL-8B-Instruct", show_default=True, help="Compiled model directory.")
 @click.argument("directory", type=click.Path(file_okay=False, path_type=Path), default=Path())
 @plain_command
-def init(demo: bool, name: str | None, model: str, directory: Path) -> int:
+def init(demo: bool, scripts: tuple[Path, ...], name: str | None, model: str, directory: Path) -> int:
     """Write a commented eccon.toml into DIRECTORY."""
     directory = directory.absolute()
     cluster = name or re.sub(r"[^A-Za-z0-9._-]+", "-", directory.name).strip("-._") or "eccon"
     try:
+        found = _read_scripts(scripts, cluster) if scripts else None
         directory.mkdir(parents=True, exist_ok=True)
-        if demo:
+        if found is not None:
+            path = scaffold.write(directory, found.text)
+        elif demo:
             path = scaffold.demo(directory, name=cluster)
         else:
             path = scaffold.guide(directory, name=cluster, model=model)
+    except ScriptError as e:
+        narrate(f"eccon: {e}")
+        return USAGE
     except FileExistsError as e:
         narrate(f"eccon: {e.filename}: is there already; it was left as it is")
         return USAGE
@@ -41,6 +60,24 @@ def init(demo: bool, name: str | None, model: str, directory: Path) -> int:
     click.echo(path)
     narrate("`eccon config check` reads it, `eccon up` starts it")
     return 0
+
+
+def _read_scripts(paths: tuple[Path, ...], name: str) -> Found:
+    """Each script by itself, as a shell would start it from here; what is worth knowing is narrated."""
+    files = [f for p in paths for f in (sorted(p.glob("*.sh")) if p.is_dir() else [p])]
+    if not files:
+        msg = f"{paths[0]}: has no *.sh; name the files"
+        raise ScriptError(msg)
+    commands: list[Command] = []
+    for file in files:
+        found, guessed = read_script(file, os.environ)
+        commands += found
+        for command in sorted(guessed):
+            narrate(f"note: {file.name}: $({command}) was not run; its value counts as empty")
+    topology = toml(commands, name=name)
+    for note in topology.notes:
+        narrate(f"note: {note}")
+    return topology
 
 
 @click.group(name="config")
