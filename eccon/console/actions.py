@@ -258,6 +258,13 @@ ACTIONS: tuple[Action, ...] = (
         tooltip="Quiet the alarms that are shown; they stay in the list of events",
         scope=("overview", "events"),
     ),
+    Action(
+        name="attend",
+        keys="exclamation_mark",
+        title="attend",
+        tooltip="Choose the process that the alarm is about; again: that of the next alarm",
+        scope=("overview",),
+    ),
     Action(name="back", keys="escape", title="back", tooltip="Back to the screen before", footer=8),
     # Requests
     Action(
@@ -389,6 +396,12 @@ ACTIONS: tuple[Action, ...] = (
     Action(
         name="bell", keys="B", title="bell", tooltip="Ring the terminal's bell on a new alarm, or be quiet"
     ),
+    Action(
+        name="notify",
+        keys="O",
+        title="desktop notification",
+        tooltip="Tell a new alarm to the desktop through the terminal (OSC 9, or 777), or not",
+    ),
     Action(name="redraw", keys="ctrl+l", title="redraw", tooltip="Send the whole screen again"),
     Action(
         name="quit",
@@ -401,6 +414,7 @@ ACTIONS: tuple[Action, ...] = (
 
 _LABELS = {
     "slash": "/",
+    "exclamation_mark": "!",
     "ampersand": "&",
     "question_mark": "?",
     "colon": ":",

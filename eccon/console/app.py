@@ -18,7 +18,7 @@ from textual.filter import LineFilter
 from textual.screen import Screen
 from textual.timer import Timer
 
-from eccon.console import actions, filters, keymap, terminal, themes
+from eccon.console import actions, filters, keymap, notify, terminal, themes
 from eccon.console.deeds import Deeds
 from eccon.console.draw.flow import WINDOWS
 from eccon.console.draw.text import Line, clean
@@ -87,6 +87,8 @@ class ConsoleApp(Deeds, App[int]):
         self.on_quit_ask = on_quit_ask
         self.read_only = read_only
         self.bell_on = self.settings.bell
+        self.notify_by = self.settings.notify
+        self._in_tmux = bool(environ.get("TMUX"))
         self.state = ClusterState(cluster=ClusterInfo(name="…"))
         self.lost = ""
         self.faded = False
@@ -174,9 +176,15 @@ class ConsoleApp(Deeds, App[int]):
         self.redraw()
 
     def _alarm(self) -> None:
+        """Bell and notification for what is new; what was there when the console came is not."""
         keys = {a.key for a in self.state.alarms}
-        if keys - self._known_alarms and self.bell_on:
+        fresh = [a for a in self.state.alarms if a.key not in self._known_alarms]
+        if fresh and self.bell_on:
             self.bell()
+        if fresh and self.notify_by != "off" and self._driver is not None and not self.is_headless:
+            text = "; ".join(f"{a.subject}: {a.text}" for a in fresh[:3])
+            title = f"eccon {self.state.cluster.name}"
+            self._driver.write(notify.sequence(self.notify_by, title, text, tmux=self._in_tmux))
         self._known_alarms = keys
         self.acknowledged &= keys
 

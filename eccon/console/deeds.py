@@ -11,6 +11,7 @@ from textual.widgets import Input
 
 from eccon.console import actions, costs, export
 from eccon.console.draw.text import clean
+from eccon.console.notify import Notify
 from eccon.console.screens.base import ConsoleScreen
 from eccon.console.screens.dialogs import AskLine, Choice, Help, Leave
 from eccon.model import Process, Role, Trace
@@ -273,6 +274,15 @@ class Deeds:
         """Bell on or off."""
         self._app.bell_on = not self._app.bell_on
         self._app.say(f"the bell on a new alarm is {'on' if self._app.bell_on else 'off'}")
+
+    def act_notify(self) -> None:
+        """Desktop notifications on or off."""
+        app = self._app
+        kind: Notify = "off" if app.notify_by != "off" else "osc9"
+        if kind != "off" and app.settings.notify != "off":
+            kind = app.settings.notify
+        app.notify_by = kind
+        app.say(f"desktop notification of a new alarm: {kind}")
 
     def act_mouse(self) -> None:
         """Gives the mouse to the terminal, or takes it."""

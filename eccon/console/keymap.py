@@ -3,6 +3,7 @@
 import sys
 from collections import defaultdict
 from pathlib import Path
+from typing import Literal
 
 import msgspec
 
@@ -21,6 +22,8 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     theme: str | None = None
     bell: bool = False
+    notify: Literal["off", "osc9", "osc777"] = "off"
+    """Desktop notification of a new alarm: OSC 9 (iTerm2, kitty, WezTerm, Ghostty), OSC 777 (foot, urxvt)."""
     mouse: bool = True
     keys: dict[str, str] = {}
     """Action → key or keys, in Textual's names: `restart = "f2"`."""

@@ -34,6 +34,7 @@ from eccon.supervisor.probe import Prober
 from eccon.supervisor.proxylink import ProxyLink
 from eccon.supervisor.traces import Traces
 from eccon.supervisor.waiting import happened
+from eccon.supervisor.worries import Worries
 
 __all__ = ["AlreadyRunningError", "Daemon"]
 
@@ -114,7 +115,9 @@ class Daemon:
                     ("proxy link", link.run()),
                     ("logs", listener.read_logs()),
                     ("usage", listener.take_figures()),
+                    ("devices", cluster.watch_devices()),
                     ("figures", figures.run()),
+                    ("worries", Worries(cluster).run()),
                     ("linger", self._linger()),
                 )
             ]

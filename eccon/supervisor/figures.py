@@ -19,6 +19,9 @@ EJECTED_S = 3.0
 """How long the proxy may have put an encoder out before that is called a stall."""
 PULL_S = 3.0
 """A pull takes milliseconds; one that lasts this long has a hanging encoder at its other end."""
+MISSING_S = 20.0
+"""The connector waits 30 s for an image that does not come (vllm-rbln 0.12); the proxy says so after 10 s."""
+RBLN = "RblnECNixlConnector"
 RATE_WINDOW = 10
 """Seconds that rates are of."""
 
@@ -131,7 +134,9 @@ class Figures:
     def _pd_says(self, owner: Owner, info: PDInfo) -> None:
         key = f"stalled:{owner.name}"
         if info.state == "stalled" and owner.state in {State.READY, State.STALLED}:
-            self._alarm(key, owner.name, info.reason or "holds requests and sends nothing")
+            # A missing image holds the engine for 30 s, and then the PD exits; other silences may pass.
+            due = info.since + MISSING_S if self.cluster.topology.connector.kind == RBLN else None
+            self._alarm(key, owner.name, info.reason or "holds requests and sends nothing", due)
             owner.set_state(State.STALLED, info.reason or "requests in flight and not a byte")
         elif (
             info.state == "ready"
@@ -142,8 +147,14 @@ class Figures:
             if owner.state is State.STALLED:
                 owner.set_state(State.READY, "")
 
-    def _alarm(self, key: str, subject: str, text: str) -> None:
+    def _alarm(self, key: str, subject: str, text: str, due: float | None = None) -> None:
         alarm = Alarm(
-            key=key, subject=subject, text=text, since=time.time(), severity="critical", help="restart"
+            key=key,
+            subject=subject,
+            text=text,
+            since=time.time(),
+            severity="critical",
+            help="restart",
+            due=due,
         )
         self.cluster.board.raise_alarm(alarm)

@@ -47,6 +47,8 @@ class ProxyLink:
         """URL by id of the encoders that should be members now."""
         self.known: Callable[[str], bool] = lambda _: True
         """Whether an id is in the topology at all; a member that is not is put out."""
+        self.aside: Callable[[str], bool] = lambda _: False
+        """Whether a member is kept without items by an operator."""
         self.on_trace: Callable[[Trace], None] = lambda _: None
         self.on_contact: Callable[[ProxyState, set[str]], None] = lambda _state, _ids: None
         """A new contact: the proxy's state, and the ids of the requests that it knows."""
@@ -127,11 +129,24 @@ class ProxyLink:
                 if (url is not None and not _same_url(info.url, url)) or not self.known(info.id):
                     await self._quietly("DELETE", f"/admin/encoders/{quote(info.id)}?now=true&force=true")
                     self.encoders.pop(info.id, None)
-                elif url is not None and info.state in {"draining", "drained"}:
+                elif url is not None and not self.aside(info.id) and info.state in {"draining", "drained"}:
                     await self._quietly("POST", f"/admin/encoders/{quote(info.id)}/resume")
             for name, url in wanted.items():
                 if name not in self.encoders:
                     await self._quietly("POST", "/admin/encoders", {"url": url, "id": name})
+                known = self.encoders.get(name)
+                if self.aside(name) and known and known.state not in {"draining", "drained"}:
+                    await self._quietly("POST", f"/admin/encoders/{quote(name)}/drain")
+
+    async def state(self) -> ProxyState:
+        """The proxy's figures of this moment. Raises as `drain`."""
+        return msgspec.json.decode(await self._call("GET", "/admin/state"), type=ProxyState)
+
+    async def queue_limit(self) -> int:
+        """How many requests may wait in it; 0 when it does not say. Raises as `drain`."""
+        settings = msgspec.json.decode(await self._call("GET", "/admin/settings"), type=dict[str, Any])
+        limit = settings.get("queue")
+        return limit if isinstance(limit, int) else 0
 
     async def drain(self, name: str, *, now: bool = False) -> None:
         """No new items for an encoder; with `now` what is in flight is cancelled and goes elsewhere.

@@ -8,14 +8,28 @@ from eccon.model import Alarm, LogEvent
 __all__ = ["alarm", "event"]
 
 
-def alarm(item: Alarm, width: int, now: float, keys: dict[str, str], acknowledged: bool = False) -> Line:
-    """One alarm: what, since when, and the key that helps."""
+def alarm(
+    item: Alarm,
+    width: int,
+    now: float,
+    keys: dict[str, str],
+    acknowledged: bool = False,
+    chosen: str | None = None,
+) -> Line:
+    """One alarm: what, when it will be too late, since when, and the key that helps.
+
+    `chosen`: the process that keys act on now; for another one the key that goes there comes first.
+    """
     mark, tone = severity(item.severity)
     if acknowledged:
         tone = "dim"
     line: Line = [(f" {mark} ", tone), (clean(item.subject), tone), (f": {clean(item.text)}", "text")]
     tail: Line = [(f" {figures.uptime(now - item.since)} ", "dim")]
+    if item.due is not None:
+        tail = [(f" in {max(0, round(item.due - now))} s it exits ", "dim" if acknowledged else "bad"), *tail]
     if key := keys.get(item.help):
+        if chosen is not None and item.subject not in (chosen, "cluster") and "attend" in keys:
+            tail.append((f" {keys['attend']}", "key"))
         tail += [(f" {key} ", "key"), (f"{item.help} ", "hint")]
     room = width - line_width(tail)
     return [*_cut(line, room), *tail] if room > 12 else _cut(line, width)

@@ -144,7 +144,13 @@ class Overview(ConsoleScreen):
         keys = {a.name: actions.key_label(a, app.settings.keys) for a in actions.in_scope(self.SCOPE)}
         more = f" +{len(alarms) - room} " if len(alarms) > room else ""
         lines = [
-            events.alarm(a, self.size.width - (len(more) if i == room - 1 else 0), now, keys)
+            events.alarm(
+                a,
+                self.size.width - (len(more) if i == room - 1 else 0),
+                now,
+                keys,
+                chosen=self.processes.chosen or "",
+            )
             for i, a in enumerate(alarms[:room])
         ]
         if more:
@@ -174,7 +180,9 @@ class Overview(ConsoleScreen):
 
     def on_rows_moved(self, message: Rows.Moved) -> None:
         if message.rows.id == "processes":
-            self._draw_detail(time.time())
+            now = time.time()
+            self._draw_detail(now)
+            self._draw_alarms(now)
 
     def on_rows_opened(self) -> None:
         self.console_app.act("open")
@@ -185,6 +193,19 @@ class Overview(ConsoleScreen):
             self.console_app.open_trace(self.traces.chosen)
         elif process := self.chosen_process():
             self.console_app.open_detail(process.name)
+
+    def act_attend(self) -> None:
+        """Chooses the process of the first alarm that is not acknowledged, or of the one after the last."""
+        seen = self.console_app.acknowledged
+        names = [a.subject for a in self.state.alarms if a.key not in seen and self.state.process(a.subject)]
+        if not names:
+            self.console_app.say("no alarm is about a process")
+            return
+        at = names.index(self.processes.chosen) + 1 if self.processes.chosen in names else 0
+        self.words = ""
+        self.draw()
+        self.processes.focus()
+        self.processes.choose(names[at % len(names)])
 
     def act_window(self) -> None:
         """The next span of the charts."""
