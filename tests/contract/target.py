@@ -17,6 +17,8 @@ from typing import Any
 
 import psutil
 
+from eccon.lab.cluster import MODULE_PATH, environment
+from eccon.lab.place import Place, default
 from eccon.launch import logging_config
 
 __all__ = ["MODEL", "LabTarget", "Server", "SimTarget", "Target", "free_port", "until"]
@@ -74,13 +76,17 @@ class Server:
         found = re.findall(r"EC Nixl: ([^\n]*)", self.log())
         return [e for e in found if about in e]
 
-    def wait_event(self, text: str, timeout: float = 10) -> None:
+    def wait_event(self, text: str, timeout: float = 30) -> None:
         """Until the connector has said so."""
         until(lambda: bool(self.events(text)), timeout, f"no event {text!r} in {self.events()[-5:]}")
 
-    def wait_log(self, pattern: str, timeout: float = 20) -> None:
-        """Until its log matches."""
-        until(lambda: re.search(pattern, self.log()) is not None, timeout, f"{pattern!r} is not in its log")
+    def wait_log(self, pattern: str) -> None:
+        """Until its log matches; as long as for a start, since it may speak of one."""
+        until(
+            lambda: re.search(pattern, self.log()) is not None,
+            self.patience,
+            f"{pattern!r} is not in its log: {self.log()[-500:]}",
+        )
 
     def listening(self) -> bool:
         """Whether its port takes connections."""
@@ -246,43 +252,29 @@ class SimTarget(Target):
 
 
 class LabTarget(Target):
-    """Real vLLM on CPU with the real connector, in the directory ECCON_LAB: `venv/` and a tiny model."""
+    """Real vLLM on CPU with the real connector: what `eccon lab setup` made in ECCON_LAB."""
 
     scale = 1.0
     start_s = 400.0
 
     def __init__(self, directory: Path) -> None:
         super().__init__(directory)
-        self._root = Path(os.environ["ECCON_LAB"])
+        self._place = Place(default())
+        assert self._place.vllm.exists(), f"no lab in {self._place.root}: eccon lab setup"
 
     @property
     def command(self) -> list[str]:
-        return [str(self._root / "venv/bin/vllm"), "serve"]
+        return [str(self._place.vllm), "serve"]
 
     @property
     def model(self) -> str:
-        return str(self._root / "Qwen3-VL-tiny")
+        return str(self._place.model)
 
     def flags(self) -> list[str]:
         return ["--enforce-eager", "--dtype", "float16", "--num-gpu-blocks-override", "512"]
 
     def connector(self) -> dict[str, Any]:
-        module = "vllm_rbln.distributed.ec_transfer.ec_connector.rbln_ec_nixl_connector"
-        return super().connector() | {"ec_connector_module_path": module}
+        return super().connector() | {"ec_connector_module_path": MODULE_PATH}
 
     def environment(self) -> dict[str, str]:
-        offline = ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE", "VLLM_NO_USAGE_STATS", "DO_NOT_TRACK")
-        quiet = dict.fromkeys(offline, "1")
-        cpu = {
-            "VLLM_PLUGINS": "",
-            "VLLM_TARGET_DEVICE": "cpu",
-            "VLLM_CPU_KVCACHE_SPACE": "1",
-            "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-            "OMP_NUM_THREADS": "1",
-            "UCX_TLS": "tcp,shm,self",
-            "LAB_NIXL_PTHR_DELAY_US": "1000",
-            "VLLM_CACHE_ROOT": str(self._root / "vllmcache"),
-            "HF_HOME": str(self._root / "hf"),
-            "PATH": f"{self._root / 'venv/bin'}:{os.environ['PATH']}",
-        }
-        return super().environment() | quiet | cpu
+        return super().environment() | environment(self._place)
