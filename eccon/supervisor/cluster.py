@@ -5,7 +5,6 @@ import contextlib
 import logging
 import time
 from collections.abc import Callable, Coroutine
-from itertools import pairwise
 from typing import Any
 
 from eccon import launch
@@ -16,10 +15,13 @@ from eccon.paths import ClusterPaths
 from eccon.supervisor import lives
 from eccon.supervisor.board import Board
 from eccon.supervisor.context import Context
+from eccon.supervisor.devices import DeviceWatch
+from eccon.supervisor.external import External
 from eccon.supervisor.listener import Listener
 from eccon.supervisor.owner import Owner
 from eccon.supervisor.probe import Prober
 from eccon.supervisor.proxylink import ProxyLink, ProxyLinkError
+from eccon.supervisor.rotation import Rotation
 from eccon.supervisor.store import Remembered, Saved, Store
 from eccon.supervisor.verdict import judge
 from eccon.supervisor.waiting import happened
@@ -59,8 +61,6 @@ class Cluster:
         self.wanted = saved.wanted
         self.ending = False
         """Whether the daemon is about to end: nothing is started any more."""
-        self.paused = ""
-        """Why no images go to the PD; empty when they do."""
         self.store = Store(paths.state_file, self._gather, self._store_trouble)
         self.context = Context(
             topology=topology,
@@ -69,6 +69,7 @@ class Cluster:
             prober=prober,
             proxy=link,
             history=saved.history,
+            devices=DeviceWatch(board, topology.devices.kind),
             waits_for=self._waits_for,
             stirred=self._stirred,
             became_ready=self._became_ready,
@@ -79,12 +80,11 @@ class Cluster:
         )
         self.owners: dict[str, Owner] = {}
         self.slots: dict[str, EncoderSlot] = {}
+        self.rotation = Rotation(board, link, self.owners, self.slots)
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._down: asyncio.Task[None] | None = None
         self._background: set[asyncio.Task[None]] = set()
         self.on_stir: Callable[[], None] = lambda: None
-        link.members = self._members
-        link.known = lambda name: name in self.slots
         listener.owners = self.owners
         listener.on_dying = self._dying
         listener.on_counted = self.store.changed
@@ -93,7 +93,7 @@ class Cluster:
     def _build(self, saved: Saved) -> None:
         found = lives.find(self.paths)
         slots = saved.slots if saved.slots is not None else launch.slots(self.topology)
-        self.slots = {slot.name: slot for slot in slots}
+        self.slots.update((slot.name, slot) for slot in slots)
         specs = [
             launch.pd(self.topology, self.paths),
             launch.proxy(self.topology, self.paths, self._proxy_urls()),
@@ -114,7 +114,8 @@ class Cluster:
             owner.remove()
 
     def _adopt(self, spec: launch.ProcessSpec, life: lives.Life | None, known: Remembered) -> Owner:
-        owner = Owner(self.context, spec, life)
+        owner = self.new_owner(spec, life)
+        owner.aside = known.aside
         owner.wanted = known.wanted
         owner.restarts, owner.backoff.deaths = known.restarts, known.deaths
         owner.failed = known.failed
@@ -126,6 +127,25 @@ class Cluster:
         self.board.update(spec.name, restarts=owner.restarts)
         owner.describe()
         return owner
+
+    def new_owner(self, spec: launch.ProcessSpec, life: lives.Life | None = None) -> Owner:
+        """Of one of our processes, or of one that others start."""
+        if not spec.external:
+            return Owner(self.context, spec, life)
+        if life is not None:
+            # It was ours under another configuration; whoever made it external is to end it.
+            self.board.log(spec.name, f"is external now; pid {life.pid} of before goes on", "warning")
+            life.close()
+        return External(self.context, spec)
+
+    async def watch_devices(self) -> None:
+        """Figures of the host's devices, for as long as the task lives."""
+        await self.context.devices.run(
+            lambda: {
+                o.name: (o.spec, o.life.pid if o.life and not o.life.died else None)
+                for o in self.owners.values()
+            }
+        )
 
     def start(self) -> None:
         """Starts the owners' tasks: what should run is started or adopted."""
@@ -143,13 +163,13 @@ class Cluster:
     # Commands.
 
     async def up(self, *, partial: bool = False) -> None:
-        """Everything is to run. With `partial` a process whose port is taken is blocked; the others go on.
+        """Everything is to run. With `partial` a process whose port or device is taken is blocked.
 
         Raises:
-            RefusedError: a port is held by a stranger; nothing was started.
+            RefusedError: a port or device is held by a stranger; nothing was started.
         """
         idle = [o for o in self.owners.values() if o.life is None]
-        held = await asyncio.gather(*(asyncio.to_thread(o.blocked_by) for o in idle))
+        held = await asyncio.gather(*(o.obstacle() for o in idle))
         faults = [f"{o.name}: {reason}" for o, reason in zip(idle, held, strict=True) if reason]
         if faults and not partial:
             raise RefusedError("\n".join(faults))
@@ -171,13 +191,14 @@ class Cluster:
         rest = [o for o in self.owners.values() if o is not proxy]
         for owner in rest:
             # What waits or is in back-off must not start meanwhile.
-            if owner.life is None:
+            if owner.life is None and not owner.spec.external:
                 owner.stop(no_drain=True)
         proxy.stop(no_drain=True)
         await self.until(lambda: proxy.state is State.STOPPED, self.topology.supervisor.stop_grace_s + 3)
-        for owner in rest:
+        ours = [o for o in rest if not o.spec.external]
+        for owner in ours:
             owner.stop(no_drain=True)
-        await self.until(lambda: all(o.state is State.STOPPED for o in self.owners.values()), None)
+        await self.until(lambda: all(o.state is State.STOPPED for o in (proxy, *ours)), None)
 
     def stop_going_down(self) -> None:
         """A command that wants something up overrides a `down` that is under way.
@@ -194,7 +215,7 @@ class Cluster:
 
     def begin(self, name: str) -> Owner:
         """One process is to run."""
-        owner = self.owner(name)
+        owner = self.ours(name)
         self.stop_going_down()
         self.want(True)
         owner.start()
@@ -202,17 +223,54 @@ class Cluster:
 
     def stop(self, name: str, *, force: bool = False) -> Owner:
         """One process is to stop, drained first."""
-        owner = self.owner(name)
+        owner = self.ours(name)
         owner.stop(force=force)
         return owner
 
     def restart(self, name: str, *, force: bool = False) -> Owner:
         """One process's present life is to end, and a new one to begin."""
-        owner = self.owner(name)
+        owner = self.ours(name)
         self.stop_going_down()
         self.want(True)
         self.board.log(name, "restart asked for" + (" with force" if force else ""))
         owner.restart(force=force)
+        return owner
+
+    async def set_aside(self, name: str, *, now: bool = False) -> Owner:
+        """An encoder, ours or not, is drained and gets no items until `resume`."""
+        owner = self._encoder(name)
+        with contextlib.suppress(ProxyLinkError):
+            await self.rotation.set_aside(owner, now=now)
+        self.store.changed()
+        return owner
+
+    async def resume(self, name: str) -> Owner:
+        """An encoder that was set aside gets items again."""
+        owner = self._encoder(name)
+        with contextlib.suppress(ProxyLinkError):
+            await self.rotation.resume(owner)
+        self.store.changed()
+        return owner
+
+    def _encoder(self, name: str) -> Owner:
+        owner = self.owner(name)
+        if owner.spec.role is not Role.ENCODER:
+            msg = f"{name} is no encoder; only encoders are drained and resumed"
+            raise RefusedError(msg)
+        return owner
+
+    def ours(self, name: str) -> Owner:
+        """The owner of that name, of a process that is started here.
+
+        Raises:
+            RefusedError: there is none, or it is external.
+        """
+        owner = self.owner(name)
+        if owner.spec.external:
+            msg = (
+                f"{name} is external: it was not started here, and is neither stopped nor restarted from here"
+            )
+            raise RefusedError(msg)
         return owner
 
     def owner(self, name: str) -> Owner:
@@ -266,12 +324,19 @@ class Cluster:
         self.owners["proxy"].spec = self.spec("proxy")
         self.owners["proxy"].describe()
         with contextlib.suppress(NoRoomError):
-            launch.next_slot(self.topology, tuple(self.slots.values()), lambda _: True)
+            launch.next_slot(
+                self.topology, tuple(self.slots.values()), lambda _: True, more_devices=self.spare_devices()
+            )
             self.board.set_cluster(can_add=True)
             self.store.changed()
             return
         self.board.set_cluster(can_add=False)
         self.store.changed()
+
+    def spare_devices(self) -> list[int]:
+        """Devices of the host that no process of the topology has and nobody uses, fit for an encoder."""
+        listed = {*self.topology.pd.devices, *self.topology.encoders.devices}
+        return self.context.devices.free(listed, self.topology.encoders.devices)
 
     def _waits_for(self, name: str) -> str:
         pd = self.owners.get("pd")
@@ -293,43 +358,21 @@ class Cluster:
 
     async def _became_ready(self, name: str) -> None:
         if name == "pd":
-            self.paused = ""
-            self._renew_encoders()
+            self.rotation.paused = ""
+            self.rotation.renew_encoders(self.topology, self._pd_started_at())
         if life := self.owners[name].life:
             self.board.end_alarm(f"dying:{life.id}")
         await self.link.reconcile()
 
-    def _renew_encoders(self) -> None:
-        """Restarts encoders with the PD, unless the proxy's identities are fresh for each attempt.
-
-        A new PD has nothing of what they sent the old one, and they do not send an identity again that they
-        still hold.
-        """
-        args = self.topology.proxy.args
-        mode = next((b for a, b in pairwise(args) if a == "--identity"), "attempt")
-        mode = next((a.partition("=")[2] for a in args if a.startswith("--identity=")), mode)
-        pd = self.owners["pd"].life
-        if mode == "attempt" or pd is None:
-            return
-        for name in self.slots:
-            life = self.owners[name].life
-            if life is not None and life.started_at < pd.started_at:
-                self.board.log(name, "restarted with the PD: identities are not fresh")
-                self.owners[name].restart(force=True)
+    def _pd_started_at(self) -> float | None:
+        pd = self.owners["pd"]
+        if pd.spec.external:
+            return next((info.epoch for info in self.link.pds.values()), None)
+        return pd.life.started_at if pd.life else None
 
     def serves(self, name: str) -> bool:
         """Whether an encoder is ready, and the proxy sends to it."""
-        owner = self.owners.get(name)
-        return owner is not None and owner.state is State.READY and name not in self._aside()
-
-    def _members(self) -> dict[str, str]:
-        if self.paused:
-            return {}
-        return {
-            name: self.owners[name].spec.url
-            for name in self.slots
-            if name in self.owners and self.owners[name].state is State.READY
-        }
+        return self.rotation.serves(name)
 
     async def _flush_pd(self) -> bool:
         pd = self.owners["pd"]
@@ -339,15 +382,13 @@ class Cluster:
         return await self.context.prober.flush(pd.spec, model.served_name or model.path, FLUSH_TIMEOUT_S)
 
     def _pd_lives(self) -> bool:
-        life = self.owners["pd"].life
-        return life is not None and not life.died
+        pd = self.owners["pd"]
+        if pd.spec.external:
+            return pd.state in {State.READY, State.STALLED}
+        return pd.life is not None and not pd.life.died
 
     async def _pause_media(self, reason: str, now: bool) -> None:
-        self.paused = reason
-        self.board.log("cluster", f"images are held off: {reason}", "warning")
-        for name in list(self.link.encoders):
-            with contextlib.suppress(ProxyLinkError):
-                await self.link.drain(name, now=now)
+        await self.rotation.pause_media(reason, now)
 
     def _dying(self, name: str, why: str) -> None:
         """A log line announced a death: do not wait until it is seen."""
@@ -413,18 +454,9 @@ class Cluster:
         """The cluster's health anew, onto the board."""
         wanted = {o.name for o in self.owners.values() if o.wanted}
         states = {o.name: o.state for o in self.owners.values()}
-        health, reason = judge(states, wanted, set(self.slots), self._aside())
+        external = {o.name for o in self.owners.values() if o.spec.external}
+        health, reason = judge(states, wanted, set(self.slots), self.rotation.not_sent_to(), external)
         self.board.set_cluster(health=health, reason=reason, wanted=self.wanted)
-
-    def _aside(self) -> dict[str, str]:
-        """Those that the proxy sends nothing now, and how it calls that; itself, when there is no contact."""
-        if not self.link.connected:
-            return {"proxy": "starting"}
-        known = self.link.encoders
-        states: dict[str, str] = {n: known[n].state if n in known else "joining" for n in self.slots}
-        for pd in self.link.pds.values():
-            states["pd"] = pd.state
-        return {n: state for n, state in states.items() if state != "ready"}
 
     def _gather(self) -> Saved:
         return Saved(
@@ -436,6 +468,7 @@ class Cluster:
                     wanted=o.wanted,
                     restarts=o.restarts,
                     deaths=o.backoff.deaths,
+                    aside=o.aside,
                     failed=o.failed,
                     life=o.life.id if o.life else "",
                     ready_at=o.ready_at,
