@@ -233,3 +233,24 @@ def test_the_window_of_a_large_cluster_is_drawn_quickly() -> None:
     state = states.many(64, 1000)
     _, rows = processes.table(state, 160, NOW, {})
     assert len(rows) == 66
+
+
+def test_details_name_devices_counts_steps_and_environment() -> None:
+    state = states.on_npus()
+    process = state.process("encoder-1")
+    assert process is not None
+    lines = [plain(line) for line in detail.detail(state, process, History(), 120, NOW, 300)]
+    text = "\n".join(lines)
+    for wanted in ("rbln9", "throttled by heat", "VLLM::EngineCore", "18.1 W", "5.6G/15.7G", "3.0G"):
+        assert wanted in text
+    assert "1,210 pushed, 1,204 acknowledged, 2 evicted" in text
+    assert [line.split()[-1] for line in lines if " s  " in line and "━" in line] == [
+        "imports",
+        "weights",
+        "ready",
+    ]
+    assert "VLLM_API_KEY=•••" in text
+    pd = state.process("pd")
+    assert pd is not None
+    text = "\n".join(plain(line) for line in detail.detail(state, pd, History(), 120, NOW, 300))
+    assert "4,800 received, 4,790 pulled" in text

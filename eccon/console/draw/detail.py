@@ -75,13 +75,17 @@ def detail(
     lines.append(_field("up", f"{up}   restarts {process.restarts}   {used}"))
     if ended := _ended(process, now):
         lines.append(_field("last exit", ended, "text" if process.exit and process.exit.asked else "warn"))
+    if process.external:
+        lines.append(_field("external", "started by others: watched and routed to, never signalled", "dim"))
     lines.append([])
     if process.role is Role.ENCODER:
         lines += _encoder(process, history, width)
     elif process.role is Role.PD:
         lines += _pd(state, process, width, now)
+    lines += _npus(process, width)
     lines += _charts(process, history, width, window)
-    about = [e for e in state.events if e.subject == process.name][-8:]
+    lines += _milestones(process, width)
+    about = [e for e in state.events if e.subject == process.name][-12:]
     if about:
         lines.append(_title("History", width))
         for e in reversed(about):
@@ -101,7 +105,79 @@ def detail(
         lines += [
             [(" " + piece, "dim")] for piece in wrap(clean(shlex.join(process.argv)), max(width - 2, 10))
         ]
+    if process.env:
+        lines += [[], _title("Environment that eccon sets", width)]
+        for name, value in process.env:
+            lines += [[(" " + piece, "dim")] for piece in wrap(clean(f"{name}={value}"), max(width - 2, 10))]
     return lines
+
+
+def _npus(process: Process, width: int) -> list[Line]:
+    """A line a device, and one for each process that uses it."""
+    if not process.npus:
+        return []
+    lines: list[Line] = [_title("Devices", width)]
+    head = f" {'device':<8} {'name':<12} {'use':>5} {'memory':>13} {'temp':>5} {'power':>7} {'state':<12}"
+    lines.append([(head, "head")])
+    for n in process.npus:
+        bad = n.pstate in processes.BAD_PSTATES or n.status not in ("", "normal")
+        said = " ".join(
+            s for s in (n.pstate, processes.BAD_PSTATES.get(n.pstate, ""), _unusual(n.status)) if s
+        )
+        use = figures.NONE if n.util_percent is None else f"{n.util_percent:.0f}%"
+        heat = figures.NONE if n.temperature_c is None else f"{n.temperature_c:.0f}°"
+        power = figures.NONE if n.power_w is None else f"{n.power_w:.1f} W"
+        memory = f"{figures.gib(n.memory_used)}/{figures.gib(n.memory_total)}"
+        lines.append(
+            [
+                (f" {fit(clean(n.device), 8)} {fit(clean(n.name), 12)} ", "text"),
+                (f"{use:>5} {memory:>13} {heat:>5} {power:>7} ", "text"),
+                (clean(said), "warn" if bad else "dim"),
+            ]
+        )
+        lines += [
+            [(f"   pid {c.pid}  {clean(c.process)}  {figures.gib(c.memory_bytes)}  {clean(c.status)}", "dim")]
+            for c in n.contexts
+        ]
+    return [*lines, []]
+
+
+def _unusual(status: str) -> str:
+    return "" if status == "normal" else status
+
+
+def _milestones(process: Process, width: int) -> list[Line]:
+    """The steps of its start, each with when it was reached and how long it took."""
+    if not process.milestones:
+        return []
+    lines: list[Line] = [_title("Start-up", width)]
+    last = max(at for _, at in process.milestones) or 1.0
+    before = 0.0
+    for text, at in process.milestones:
+        full, rest = figures.half((at - before) / last, 20)
+        lines.append(
+            [
+                (f" {figures.seconds(at):>6} s  ", "dim"),
+                (full, "busy"),
+                (rest, "frame"),
+                (f"  {clean(text)}", "text"),
+            ]
+        )
+        before = at
+    return [*lines, []]
+
+
+def _counts(process: Process) -> list[Line]:
+    """What the connector's log told."""
+    c = process.connector
+    if c is None:
+        return []
+    if process.role is Role.PD:
+        return [
+            _field("connector", f"{figures.count(c.received)} received, {figures.count(c.completed)} pulled")
+        ]
+    text = f"{figures.count(c.pushed)} pushed, {figures.count(c.acked)} acknowledged, "
+    return [_field("connector", f"{text}{figures.count(c.evicted)} evicted", "warn" if c.evicted else "text")]
 
 
 def _encoder(process: Process, history: History, width: int) -> list[Line]:
@@ -126,7 +202,7 @@ def _encoder(process: Process, history: History, width: int) -> list[Line]:
     lines.append(_quantiles("transfer", t.total if t else None))
     if t is not None:
         lines += [_quantiles("  push", t.push), _quantiles("  wait", t.wait), _quantiles("  pull", t.pull)]
-    return [*lines, []]
+    return [*lines, *_counts(process), []]
 
 
 def _pd(state: ClusterState, process: Process, width: int, now: float) -> list[Line]:
@@ -149,16 +225,18 @@ def _pd(state: ClusterState, process: Process, width: int, now: float) -> list[L
     lines.append(_quantiles("transfer", t.total if t else None))
     if t is not None:
         lines += [_quantiles("  push", t.push), _quantiles("  wait", t.wait), _quantiles("  pull", t.pull)]
-    return [*lines, []]
+    return [*lines, *_counts(process), []]
 
 
 def _charts(process: Process, history: History, width: int, window: int) -> list[Line]:
-    keys = [("cpu", "CPU %", 1.0)]
+    keys = [("cpu", "CPU %")]
+    if process.npus:
+        keys.insert(0, ("npu", "NPU %"))
     if process.role is Role.ENCODER:
-        keys = [("items", "items/s", 1.0), ("held", "held items", 1.0), *keys]
+        keys = [("items", "items/s"), ("held", "held items"), *keys]
     lines: list[Line] = []
     room = min(width - 2, 100)
-    for key, label, _ in keys:
+    for key, label in keys:
         if not history.get(f"{key}:{process.name}").last(1):
             continue
         lines.append([(f" {fit(label, 12)}", "dim"), (f" last {window // 60} min", "dim")])
