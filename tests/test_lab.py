@@ -53,8 +53,7 @@ def test_its_configuration_is_one_of_ours(made: Place) -> None:
 
 def test_another_connector_is_one_line_away(made: Place) -> None:
     text = made.config.read_text()
-    changed = text.replace('\nkind = "Rbln', '\n# kind = "Rbln').replace('# kind = "ECEx', 'kind = "ECEx')
-    made.config.write_text(changed)
+    made.config.write_text(text.replace('\nkind = "RblnECNixlConnector"', '\nkind = "ECExampleConnector"'))
     assert config.load(made.config).connector.kind == "ECExampleConnector"
 
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from eccon.lab.place import MODEL, Place
 from eccon.lab.standins import NIXL_DELAY
 
-__all__ = ["ENCODERS", "FLAGS", "MODULE_PATH", "PORTS", "SHARED_DIRECTORY", "config", "environment"]
+__all__ = ["ENCODERS", "FLAGS", "MODULE_PATH", "PORTS", "config", "environment"]
 
 ENCODERS = 2
 """As many as two cores bear beside a PD."""
@@ -14,8 +14,6 @@ PORTS = (20000, 20100, 20500, 20101)
 """Of proxy, PD, connector and first encoder."""
 MODULE_PATH = "vllm_rbln.distributed.ec_transfer.ec_connector.rbln_ec_nixl_connector"
 """Where vLLM finds RblnECNixlConnector: its plugin, which would register it, wants an NPU."""
-SHARED_DIRECTORY = "items"
-"""Below the cluster's directory, for vLLM's own ECExampleConnector."""
 FLAGS = (
     *("--enforce-eager", "--dtype", "float16", "--max-model-len", "4096", "--max-num-seqs", "4"),
     *("--num-gpu-blocks-override", "512", "--limit-mm-per-prompt", '{"image":8,"video":0}'),
@@ -68,10 +66,7 @@ vllm = {json.dumps(str(place.vllm))}
 kind = "none"
 
 [connector]
-# vLLM's own connector over a shared directory instead (module_path and extra may stay):
-# kind = "ECExampleConnector"
-kind = "RblnECNixlConnector"
-module_path = "{MODULE_PATH}"
+kind = "RblnECNixlConnector"  # or vLLM's own, over a shared directory: "ECExampleConnector"
 port = {connector}
 
 [pd]

@@ -140,6 +140,8 @@ def network(config: Qwen3VLConfig, words: PreTrainedTokenizerFast) -> Qwen3VLFor
                 weight.normal_(std=0.05)
         rows = made.get_input_embeddings().weight
         rows[[i for i in range(len(rows)) if i not in printable]] = 0
+    # What vLLM samples by where a request does not say: the likeliest token, so equals are answered alike.
+    made.generation_config.do_sample, made.generation_config.top_k = True, 1
     made.generation_config.eos_token_id = [config.text_config.eos_token_id, config.text_config.bos_token_id]
     made.generation_config.pad_token_id = config.text_config.bos_token_id
     return made
