@@ -75,6 +75,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     )  # fmt: skip
     identity: Literal["attempt", "content", "off"] = "attempt"
     unsafe_identity: bool = False
+    guard: Literal["auto", "on", "off"] = "auto"
+    """Whether the EC connector is guarded, so that encoders prove delivery and the PD fails single requests;
+    "auto": as the encoders' answers show."""
     connector: str = RBLN_CONNECTOR
 
     # Choice of encoder
@@ -90,7 +93,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     # Failure of encoders
     probe_interval: float = 2.0
     probe_timeout: float = 4.0
-    probe_failures: int = 2
+    probe_failures: int = 3
+    """With the time limit: a vLLM that is busy for 8 s is not taken for dead, a dead one is within 14 s."""
     eject_after: int = 3
     eject_seconds: float = 5.0
     """First time out of the pool; doubles up to four times this."""

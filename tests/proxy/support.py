@@ -331,7 +331,7 @@ class Proxy:
         assert answer.headers["content-type"].startswith("text/plain")
         return parse_metrics(answer.body.decode())
 
-    async def answers(self, within: float = 20.0) -> None:
+    async def answers(self, within: float = 60.0) -> None:
         """Wait until both listeners answer."""
 
         async def alive() -> bool:
@@ -403,7 +403,7 @@ class Cluster:
         """The proxy's descriptors without the connections that it keeps to the fakes."""
         return self.proxy.fds - sum(len(fake.connections) for fake in self.fakes)
 
-    async def ready(self, within: float = 20.0) -> None:
+    async def ready(self, within: float = 60.0) -> None:
         """Wait until every encoder and PD is in use; one that is ejected returns by a request's trial."""
 
         async def settled() -> bool:
@@ -470,6 +470,14 @@ class Cluster:
             await fake.stop()
 
 
+QUICK = (
+    # Intervals for quick tests, time limits that a busy machine does not pass by chance.
+    *("--probe-interval", "0.1", "--probe-timeout", "3", "--probe-failures", "2"),
+    *("--pd-probe-interval", "0.1", "--pd-probe-timeout", "3"),
+    *("--eject-seconds", "0.3"),
+)
+
+
 async def start_cluster(
     tmp: Path,
     flags: Sequence[str],
@@ -478,8 +486,9 @@ async def start_cluster(
     pds: int = 1,
     up: bool = True,
     env: dict[str, str] | None = None,
+    quick: bool = True,
 ) -> Cluster:
-    """Start fakes and a proxy before them, with probes fast enough for tests."""
+    """Start fakes and a proxy before them; `quick` with probes fast enough for tests, else as shipped."""
     ledger = Ledger()
     the_pds = [PD(f"pd-{i}", ledger) for i in range(pds)]
     fakes = [Encoder(f"encoder-{i}", ledger, the_pds[i % pds]) for i in range(encoders)]
@@ -493,10 +502,7 @@ async def start_cluster(
         *("--encode-servers-urls", ",".join(e.url for e in fakes)),
         *("--decode-servers-urls", ",".join(p.url for p in the_pds)),
         *groups,
-        # Intervals for quick tests, time limits that a busy machine does not pass by chance.
-        *("--probe-interval", "0.1", "--probe-timeout", "3"),
-        *("--pd-probe-interval", "0.1", "--pd-probe-timeout", "3"),
-        *("--eject-seconds", "0.3"),
+        *(QUICK if quick else ()),
         *flags,
         env=env,
     )
