@@ -215,6 +215,7 @@ class Core:
 
     def _pd_changed(self, pd: PD) -> None:
         self.feed.publish("pd", pd.info())
+        pd.group.pd_ready = pd.state == "ready"
         pd.group.changed()
 
     def _encoder_changed(self, encoder: Encoder) -> None:

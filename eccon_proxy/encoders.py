@@ -37,11 +37,13 @@ class Visit(Protocol):
 class Staged:
     """One item that an encoder holds for the PD."""
 
-    __slots__ = ("at", "encoder", "handed", "life", "uuid")
+    __slots__ = ("at", "encoder", "handed", "key", "life", "uuid")
 
-    def __init__(self, encoder: "Encoder", uuid: bytes, at: float) -> None:
+    def __init__(self, encoder: "Encoder", uuid: bytes, at: float, key: bytes = b"") -> None:
         self.encoder = encoder
         self.uuid = uuid
+        self.key = key or uuid
+        """In the encoder's books: requests may hold the same content side by side."""
         self.at = at
         self.life = encoder.life
         self.handed = False
@@ -84,7 +86,9 @@ class Encoder:
         self._ejections = 0
         self.failures = 0
         self.trial = False
-        """Whether an item is under way that decides about its return."""
+        """Whether a request of the proxy's own is under way that decides about its return."""
+        self.on_trial = False
+        """Whether it is back for one item, which decides."""
         self.leaving = False
         self.drained = False
         self.life = 0
@@ -125,6 +129,8 @@ class Encoder:
 
     def has_room(self) -> bool:
         """Whether one more item may go there now."""
+        if self.on_trial and self.taken:
+            return False
         s = self._settings
         return self.taken < s.encoder_concurrency and self.taken + self.held() < s.staged_items
 
@@ -147,6 +153,7 @@ class Encoder:
             self.answers = True
             self.failures = 0
             self.ejected_until = None
+            self.on_trial = False
             self._ejections = 0
             self.settle("")
 
@@ -154,6 +161,7 @@ class Encoder:
         """Probes failed often enough: it is down, and what it held is lost."""
         if self.answers is not False:
             self.answers = False
+            self.on_trial = False
             self.lose()
             self.settle(reason)
 
@@ -177,24 +185,31 @@ class Encoder:
         self.last_success = now
         self.seconds.append(seconds)
         self._ejections = 0
+        self.on_trial = False
         if self.ejected_until is not None or self.reason:
             self.ejected_until = None
             self.settle(None if self.leaving else "")
 
-    def failed(self, reason: str, now: float) -> bool:
-        """An item failed by this encoder's fault; True when that ejected it."""
+    def failed(self, reason: str, now: float, *, since: float | None = None) -> bool:
+        """An item failed by this encoder's fault, which took it `since` then; True when that ejected it."""
         self.errors += 1
         self.failures += 1
         if self.ejected_until is not None or self.failures >= self._settings.eject_after:
-            return self.eject(f"{self.failures} failures in a row, the last: {reason}", now)
+            return self.eject(f"{self.failures} failures in a row, the last: {reason}", now, since=since)
         return False
 
-    def eject(self, reason: str, now: float) -> bool:
-        """Take it out until a trial succeeds; True when it was in."""
+    def eject(self, reason: str, now: float, *, since: float | None = None) -> bool:
+        """Take it out until a trial succeeds; True when it was in.
+
+        It is out for longer each time, counted from when it began to fail: who waited long for a failure
+        need not wait long again.
+        """
         was_in = self.ejected_until is None
         backoff = min(2**self._ejections, MAX_BACKOFF)
         self._ejections += 1
-        self.ejected_until = now + self._settings.eject_seconds * backoff
+        begun = now if since is None else since
+        self.ejected_until = max(now, begun + self._settings.eject_seconds * backoff)
+        self.on_trial = False
         self.life += 1
         self.settle(reason)
         return was_in
@@ -203,11 +218,13 @@ class Encoder:
         """A trial succeeded."""
         self.failures = self._ejections = 0
         self.ejected_until = None
+        self.on_trial = False
         self.settle("")
 
     def half_open(self) -> None:
-        """Take it back on trial: the next failure ejects it again, for longer."""
+        """Take it back for one item at a time: the next failure ejects it again, for longer."""
         self.ejected_until = None
+        self.on_trial = True
         self.failures = self._settings.eject_after - 1
         self.settle("on trial")
 
@@ -223,9 +240,22 @@ class Encoder:
 
     # what it holds
 
+    def hold(self, uuid: bytes, at: float) -> Staged:
+        """Note an item that it holds for the PD."""
+        key = uuid
+        while key in self.staged:
+            key += b"'"
+        staged = self.staged[key] = Staged(self, uuid, at, key)
+        return staged
+
+    def pushed_for_nobody(self, at: float) -> None:
+        """Note an item that it may have pushed and that no request will use."""
+        self._orphans.append(at)
+        self.touched()
+
     def orphan(self, staged: Staged) -> bool:
         """A staged item that its request will not use; False when that was known."""
-        if self.staged.pop(staged.uuid, None) is None:
+        if self.staged.pop(staged.key, None) is None:
             return False
         self._orphans.append(staged.at)
         self.touched()
@@ -233,7 +263,7 @@ class Encoder:
 
     def consumed(self, staged: Staged) -> None:
         """The PD has taken an item."""
-        self.staged.pop(staged.uuid, None)
+        self.staged.pop(staged.key, None)
         if self.group.waiting:
             self.group.changed()
         self.touched()

@@ -18,25 +18,18 @@ from eccon_proxy.pd import PD
 from eccon_proxy.plan import Item, Plan, encoder_body
 from eccon_proxy.requestid import derived
 from eccon_proxy.settings import Settings
-from eccon_proxy.trace import Recorder, SpanRecord
-from eccon_proxy.upstream import UpstreamError
-from eccon_proxy.vitals import encoded
+from eccon_proxy.trace import Recorder
+from eccon_proxy.visit import Attempt, EncodeError, ask
 from eccon_proxy.weights import Weights
 
 __all__ = ["Fanout", "Services"]
 
-CHAT = b"/v1/chat/completions"
-ANSWER_LIMIT = 1024 * 1024
-"""An encoder's answer is a few hundred bytes; more than this is not one."""
 ROUNDS = 3
-"""How often items that went void while siblings were encoded are encoded again."""
-
-
-class _Error(msgspec.Struct):
-    error: dict[str, object] | str
-
-
-_error = msgspec.json.Decoder(_Error)
+"""How often one item is encoded, when what was encoded goes void before the request is at the PD."""
+LOOK_EVERY = 0.25
+"""Seconds between two looks at whether what is staged has gone void, while siblings are encoded."""
+HEDGE_LOOK = 0.05
+"""Seconds between two looks for an idle encoder, for an item that is late."""
 
 
 class Services(msgspec.Struct, frozen=True):
@@ -46,33 +39,6 @@ class Services(msgspec.Struct, frozen=True):
     metrics: Metrics
     identity: Identity
     weights: Weights
-
-
-class _EncodeError(Exception):
-    """One attempt failed; `cause` is the reason as metrics name it."""
-
-    def __init__(self, cause: str, message: str, *, blame: bool, retry_after: float | None = None) -> None:
-        super().__init__(message)
-        self.cause = cause
-        self.blame = blame
-        self.retry_after = retry_after
-
-
-class Attempt:
-    """One visit to an encoder; may be taken back, so that its item goes elsewhere."""
-
-    __slots__ = ("evicted", "started", "task")
-
-    def __init__(self, started: float) -> None:
-        self.started = started
-        self.evicted = ""
-        self.task: asyncio.Task[object] | None = asyncio.current_task()
-
-    def evict(self, reason: str) -> None:
-        """Give up this visit and try another encoder."""
-        if not self.evicted and self.task is not None:
-            self.evicted = reason
-            self.task.cancel()
 
 
 class Fanout:
@@ -89,9 +55,13 @@ class Fanout:
         self._weights = [services.weights.of(plan, item) for item in plan.items]
         self._staged: list[Staged | None] = [None] * len(plan.items)
         self._tries = [0] * len(plan.items)
+        self._rounds = [0] * len(plan.items)
         self._generation = pd.generation
-        self._tasks: list[asyncio.Task[None]] = []
+        self._tasks: dict[asyncio.Task[None], int] = {}
+        """Encodes under way, and the position of their item."""
         self._stopped: Failure | None = None
+        self._over = False
+        """Whether whoever is cancelled now shall end, and not try another encoder."""
         self.first_at = 0.0
         """Loop time at which the first item was encoded."""
         self.last_at = 0.0
@@ -103,15 +73,11 @@ class Fanout:
         """
         self._pd.on_down.add(self.stop)
         try:
-            for _ in range(ROUNDS):
-                missing = self._missing()
-                if missing:
-                    await self._round(missing)
-                    self._gate_wait()
+            while True:
+                await self._encode_missing()
                 await self._pd.confirm(self.first_at)
                 if not self._missing():
                     return [s for s in self._staged if s is not None]
-            raise busy("Items went stale faster than they were encoded", retry_after=5.0)
         except BaseException:
             self.abandon()
             raise
@@ -143,75 +109,81 @@ class Fanout:
                 self._staged[i] = None
         return [i for i, s in enumerate(self._staged) if s is None]
 
-    async def _round(self, missing: list[int]) -> None:
-        loop = asyncio.get_running_loop()
-        self.first_at = 0.0
-        # Tasks begin in this order: the largest item chooses first.
-        missing.sort(key=lambda i: -self._weights[i])
-        self._tasks = [loop.create_task(self._encode(i)) for i in missing]
+    async def _encode_missing(self) -> None:
+        """Encode all that is missing side by side, and what goes void meanwhile at once again."""
         try:
-            await asyncio.wait(self._tasks, return_when=asyncio.FIRST_EXCEPTION)
+            self._refuse_if_stopped()
+            while self._begin(self._missing()):
+                # With a sibling to wait for, what is staged may go void meanwhile.
+                done, _ = await asyncio.wait(
+                    self._tasks,
+                    timeout=LOOK_EVERY if len(self._staged) > 1 else None,
+                    return_when=asyncio.FIRST_EXCEPTION,
+                )
+                for task in done:
+                    del self._tasks[task]
+                self._refuse_if_stopped()
+                for task in done:
+                    if not task.cancelled() and (failure := task.exception()) is not None:
+                        raise failure
         finally:
-            pending = [t for t in self._tasks if not t.done()]
-            for task in pending:
+            self._over = True
+            for task in self._tasks:
                 task.cancel()
-            if pending:
-                await asyncio.wait(pending)
+            if self._tasks:
+                await asyncio.wait(self._tasks)
+            self._tasks.clear()
+            self._over = False
+        times = [s.at for s in self._staged if s is not None]
+        self.first_at, self.last_at = min(times), max(times)
+        self._metrics.gate_wait.observe(self.last_at - self.first_at)
+
+    def _refuse_if_stopped(self) -> None:
         if self._stopped is not None:
             raise self._stopped
-        failures = [e for t in self._tasks if not t.cancelled() and (e := t.exception()) is not None]
-        self._tasks = []
-        if failures:
-            raise failures[0]
-        self.first_at = min(s.at for s in self._staged if s is not None)
 
-    def _gate_wait(self) -> None:
-        times = [s.at for s in self._staged if s is not None]
-        self.last_at = max(times)
-        self._metrics.gate_wait.observe(self.last_at - min(times))
+    def _begin(self, missing: list[int]) -> bool:
+        """Start what is missing and not under way; whether anything is under way now."""
+        if self._tasks:
+            running = set(self._tasks.values())
+            missing = [i for i in missing if i not in running]
+        # Tasks begin in this order: the largest item chooses first.
+        missing.sort(key=lambda i: -self._weights[i])
+        for i in missing:
+            self._rounds[i] += 1
+            if self._rounds[i] > ROUNDS:
+                raise busy("Items went stale faster than they were encoded", retry_after=5.0)
+            self._tasks[asyncio.get_running_loop().create_task(self._encode(i))] = i
+        return bool(self._tasks)
 
     async def _encode(self, position: int) -> None:
         """Encode one item somewhere."""
-        item = self._plan.items[position]
+        item, weight = self._plan.items[position], self._weights[position]
         group = self._pd.group
         tried: set[str] = set()
-        last: _EncodeError | None = None
+        last: EncodeError | None = None
         fresh = False
-        stay: Encoder | None = None
-        while len(tried) < self._settings.encode_attempts or stay is not None:
-            weight = self._weights[position]
-            encoder = stay if stay is not None else await self._slot(item, tried, weight, last)
-            if stay is not None:
+        encoder: Encoder | None = None
+        while len(tried) < self._settings.encode_attempts or fresh:
+            if encoder is not None and fresh:
                 group.take(encoder, weight)
-            stay = None
+            else:
+                encoder = await self._slot(item, tried, weight, last)
             tried.add(encoder.id)
-            attempt = Attempt(asyncio.get_running_loop().time())
-            encoder.inflight[attempt] = attempt.started
             try:
-                self._staged[position] = await self._hedged(
-                    item, position, encoder, attempt, tried, fresh=fresh
-                )
+                self._staged[position] = await self._hedged(position, encoder, tried, fresh=fresh)
                 return
-            except _EncodeError as error:
+            except EncodeError as error:
                 last = error
-                if error.cause == "stale" and not fresh:
-                    fresh, stay = True, encoder
-                else:
-                    fresh = False
+                # A kept connection that died before any byte: once more there, on a new one.
+                fresh = error.cause == "stale" and not fresh
                 self._metrics.retries.add("encoder", error.cause)
-            except asyncio.CancelledError:
-                if not attempt.evicted or self._stopped is not None:
-                    raise
-                fresh = False
-                last = _EncodeError("evicted", attempt.evicted, blame=False)
-                self._metrics.retries.add("encoder", "evicted")
             finally:
-                encoder.inflight.pop(attempt, None)
                 group.release(encoder, weight)
                 encoder.touched()
         raise self._gave_up(item, last)
 
-    async def _slot(self, item: Item, tried: set[str], weight: float, last: _EncodeError | None) -> Encoder:
+    async def _slot(self, item: Item, tried: set[str], weight: float, last: EncodeError | None) -> Encoder:
         group = self._pd.group
         if not item.payload:
             return self._who_saw(item, tried, weight)
@@ -239,63 +211,41 @@ class Fanout:
             f"{item.where}: no encoder knows this uuid; send the data with it", param=f"{item.where}.uuid"
         )
 
-    async def _hedged(
-        self,
-        item: Item,
-        position: int,
-        encoder: Encoder,
-        attempt: Attempt,
-        tried: set[str],
-        *,
-        fresh: bool,
-    ) -> Staged:
+    async def _hedged(self, position: int, encoder: Encoder, tried: set[str], *, fresh: bool) -> Staged:
         """One visit, and a second at an idle encoder when the first takes unusually long; the first wins."""
         factor = self._settings.hedge
-        usual = encoder.p95() if factor and item.payload else None
+        usual = encoder.p95() if factor and self._plan.items[position].payload else None
         if usual is None:
-            return await self._visit(item, position, encoder, attempt, fresh=fresh)
+            return await self._visit(position, encoder, fresh=fresh)
         loop = asyncio.get_running_loop()
-        visits = {loop.create_task(self._visit(item, position, encoder, attempt, fresh=fresh))}
+        group, weight = self._pd.group, self._weights[position]
+        first = loop.create_task(self._visit(position, encoder, fresh=fresh))
+        visits = [first]
         other: Encoder | None = None
+        won: Staged | None = None
         try:
-            done, _ = await asyncio.wait(visits, timeout=usual * factor)
-            if not done:
-                other = self._pd.group.idle({*tried, encoder.id})
-                if other is not None:
-                    self._pd.group.take(other, 1.0)
-                    self._metrics.retries.add("encoder", "hedge")
-                    other.inflight[second := Attempt(loop.time())] = loop.time()
-                    visits.add(loop.create_task(self._visit(item, position, other, second, fresh=False)))
-            return await self._first_of(visits)
+            await asyncio.wait(visits, timeout=usual * factor)
+            while not first.done() and (other := group.idle(tried)) is None:
+                await asyncio.wait(visits, timeout=HEDGE_LOOK)
+            if other is not None:
+                group.take(other, weight)
+                tried.add(other.id)
+                self._metrics.retries.add("encoder", "hedge")
+                visits.append(loop.create_task(self._visit(position, other, fresh=True)))
+            won = await _first_of(visits)
+            return won
         finally:
             for task in visits:
                 task.cancel()
             await asyncio.gather(*visits, return_exceptions=True)
+            for task in visits:
+                if not task.cancelled() and task.exception() is None and task.result() is not won:
+                    self._pd.orphaned(task.result())
             if other is not None:
-                other.inflight.pop(second, None)
-                self._pd.group.release(other, 1.0)
+                group.release(other, weight)
+                other.touched()
 
-    async def _first_of(self, visits: "set[asyncio.Task[Staged]]") -> Staged:
-        """The first success; what else succeeds is an orphan. Raises when all failed."""
-        pending = set(visits)
-        while True:
-            done, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
-            good = [t.result() for t in done if not t.cancelled() and t.exception() is None]
-            if good:
-                for staged in good[1:]:
-                    self._pd.orphaned(staged)
-                for task in pending:
-                    task.add_done_callback(self._late)
-                return good[0]
-            bad = [e for t in done if not t.cancelled() and (e := t.exception()) is not None]
-            if not pending or any(isinstance(e, Failure) for e in bad):
-                raise bad[0]
-
-    def _late(self, task: "asyncio.Task[Staged]") -> None:
-        if not task.cancelled() and task.exception() is None:
-            self._pd.orphaned(task.result())
-
-    def _gave_up(self, item: Item, last: _EncodeError | None) -> Failure:
+    def _gave_up(self, item: Item, last: EncodeError | None) -> Failure:
         message = f"{item.where}: not encoded; the last encoder: {last}"
         if last is not None and last.cause == "busy":
             return busy(message, retry_after=last.retry_after or 1.0)
@@ -303,13 +253,13 @@ class Fanout:
             return upstream(message, status=504, code="encode_timeout")
         return upstream(message, code="encode_failed")
 
-    async def _visit(
-        self, item: Item, position: int, encoder: Encoder, attempt: Attempt, *, fresh: bool
-    ) -> Staged:
+    async def _visit(self, position: int, encoder: Encoder, *, fresh: bool) -> Staged:
+        """Have one item encoded at one encoder, and enter it in the books."""
+        loop = asyncio.get_running_loop()
+        item = self._plan.items[position]
         self._tries[position] += 1
         tries = self._tries[position]
         uuid = self._identity.make(self._plan, item)
-        key = uuid if uuid is not None else self._identity.label(item)
         span = self._recorder.span(
             "encode",
             item=item.index,
@@ -319,17 +269,24 @@ class Fanout:
         )
         outcome = "cancelled"
         started = time.perf_counter()
+        attempt = Attempt(loop.time())
+        encoder.inflight[attempt] = attempt.started
         encoder.touched()
         try:
+            if encoder.leaving:  # since the slot was taken
+                raise EncodeError("evicted", f"{encoder.id} is leaving", blame=False)
             life = encoder.life
-            await self._ask(item, encoder, uuid, tries, span, fresh=fresh)
+            request_id = derived(self._recorder.id, f"{item.index}.{tries}")
+            headers = b"%bx-request-id: %b\r\n" % (self._headers, request_id)
+            body = encoder_body(self._plan, item, uuid)
+            await ask(encoder, headers, body, item, limit=self._settings.encode_timeout, fresh=fresh)
             if life != encoder.life:
-                raise _EncodeError("lost", f"{encoder.id} went down meanwhile", blame=False)
+                raise EncodeError("lost", f"{encoder.id} went down meanwhile", blame=False)
             outcome = "ok"
-        except _EncodeError as error:
+            span.close()
+        except EncodeError as error:
             outcome = error.cause
-            now = asyncio.get_running_loop().time()
-            if error.blame and encoder.failed(str(error), now):
+            if error.blame and encoder.failed(str(error), loop.time(), since=attempt.started):
                 self._metrics.ejections.add(encoder.id)
             span.close("timeout" if error.cause == "timeout" else "error", str(error))
             raise
@@ -337,70 +294,36 @@ class Fanout:
             outcome = "client_error"
             span.close("error", failure.message)
             raise
+        except asyncio.CancelledError:
+            if not attempt.evicted or self._over or self._stopped is not None:
+                raise
+            outcome = "evicted"
+            raise EncodeError("evicted", attempt.evicted, blame=False) from None
         finally:
+            encoder.inflight.pop(attempt, None)
             self._metrics.encodes.add(encoder.id, outcome)
             span.close("cancelled", attempt.evicted)
         seconds = time.perf_counter() - started
-        now = asyncio.get_running_loop().time()
+        now = loop.time()
         self._metrics.encode_seconds.observe(seconds, encoder.id)
         encoder.succeeded(seconds, now)
         if uuid is None and item.client_uuid is not None:
             self._identity.saw(item.client_uuid, encoder.id)
-        staged = Staged(encoder, key, now)
-        encoder.staged[key] = staged
-        return staged
-
-    async def _ask(
-        self, item: Item, encoder: Encoder, uuid: bytes | None, tries: int, span: SpanRecord, *, fresh: bool
-    ) -> None:
-        limit = self._settings.encode_timeout
-        request_id = derived(self._recorder.id, f"{item.index}.{tries}")
-        headers = b"%bx-request-id: %b\r\n" % (self._headers, request_id)
-        try:
-            response = await encoder.upstream.request(
-                b"POST", CHAT, headers, encoder_body(self._plan, item, uuid),
-                timeout=limit, total=limit, fresh=fresh,
-            )  # fmt: skip
-            try:
-                body = await response.read_all(ANSWER_LIMIT)
-            finally:
-                response.close()
-        except UpstreamError as error:
-            cause = "stale" if error.stale and not fresh else error.cause
-            raise _EncodeError(cause, str(error), blame=cause != "stale") from None
-        status = response.status
-        if status == 200:
-            if not encoded(body):
-                message = f"{encoder.id} answers 200 without choices"
-                raise _EncodeError("protocol", message, blame=True)
-            span.close()
-            return
-        if status in {429, 503}:
-            wait = response.header(b"retry-after") or b""
-            seconds = float(wait) if wait.isdigit() else None
-            message = f"{encoder.id} is busy ({status})"
-            raise _EncodeError("busy", message, blame=False, retry_after=seconds)
-        if 400 <= status < 500 and status != 408:
-            raise _refused(status, body or b"", response.header(b"content-type"), item)
-        raise _EncodeError("status", f"{encoder.id} answers {status}: {_message(body or b'')}", blame=True)
+        return encoder.hold(uuid if uuid is not None else self._identity.label(item), now)
 
 
-def _message(body: bytes) -> str:
-    try:
-        error = _error.decode(body).error
-    except msgspec.DecodeError:
-        return body[:200].decode("utf-8", "replace")
-    return str(error.get("message", error) if isinstance(error, dict) else error)[:500]
-
-
-def _refused(status: int, body: bytes, content_type: bytes | None, item: Item) -> Failure:
-    """The encoder's refusal of a part, with its own error object."""
-    message = f"{item.where}: {_message(body)}"
-    try:
-        ours = not isinstance(_error.decode(body).error, dict)
-    except msgspec.DecodeError:
-        ours = True
-    if ours:  # no error object: vLLM's own 401 has a string, a stray web server a page
-        return Failure(status, message, kind="invalid_request_error", param=item.where)
-    headers = ((b"content-type", content_type or b"application/json"),)
-    return Failure(status, message, kind="invalid_request_error", headers=headers, body=body)
+async def _first_of(visits: "Sequence[asyncio.Task[Staged]]") -> Staged:
+    """The first success. Raises when all failed, or when one was the client's own fault."""
+    pending = set(visits)
+    error: BaseException | None = None
+    while pending:
+        done, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
+        ended = [t for t in done if not t.cancelled()]
+        for task in ended:
+            if task.exception() is None:
+                return task.result()
+        for task in ended:
+            error = task.exception()
+            if isinstance(error, Failure):
+                raise error
+    raise error or EncodeError("lost", "the visit was given up", blame=False)

@@ -31,6 +31,8 @@ class Group:
         self.settings = settings
         self.members: list[Encoder] = []
         self.open_members = 0
+        self.pd_ready = False
+        """Whether the PD takes what is pushed to it."""
         self.flushed_at = 0.0
         """Loop time before which whatever was pushed has been taken from the PD's queue."""
         self._cursor = 0
@@ -72,7 +74,9 @@ class Group:
         """Whether a member takes items, or may be about to: unprobed, or due for a trial."""
         now = asyncio.get_running_loop().time()
         return any(
-            e.open or (e.answers is None and not e.leaving) or e.trial_due(now)
+            (e.open and not (e.on_trial and e.taken))
+            or (e.answers is None and not e.leaving)
+            or e.trial_due(now)
             for e in self.members
             if e.id not in exclude
         )
@@ -168,6 +172,8 @@ class Group:
             found = self._least(exclude, work=policy == "least_work")
         if found is None and not any(e.open and e.id not in exclude for e in self.members):
             found = self.due_for_trial(exclude)
+            if found is not None:
+                found.half_open()
         return found
 
     def _next(self, exclude: set[str]) -> Encoder | None:

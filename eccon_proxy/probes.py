@@ -50,7 +50,7 @@ class Prober:
         while True:
             begun = loop.time()
             reason = await self._ask(encoder)
-            if reason is None:
+            if reason is None or encoder.last_success > begun:  # too busy for us, but not for its work
                 misses = 0
                 was_open = encoder.open
                 encoder.answered()
@@ -63,7 +63,8 @@ class Prober:
                     _evict(encoder, reason)
                     encoder.group.changed()
             self._look_for_hang(encoder)
-            if encoder.trial_due(loop.time()):
+            # What a trial pushes must find a PD that takes it.
+            if encoder.group.pd_ready and encoder.trial_due(loop.time()):
                 await self._trial(encoder)
             await asyncio.sleep(max(0.05, begun + self._settings.probe_interval - loop.time()))
 
@@ -93,11 +94,14 @@ class Prober:
         """Let an ejected encoder encode a small image of ours: its return costs no client anything."""
         loop = asyncio.get_running_loop()
         limit = min(self._settings.encode_timeout, HANG_CEILING)
+        begun = loop.time()
         encoder.trial = True
         try:
             status, body = await self._encode_ours(encoder, limit)
         except UpstreamError as error:
-            encoder.failed(f"a trial failed: {error}", loop.time())
+            if error.cause == "timeout":  # it may still encode and push it
+                self._orphan(encoder)
+            encoder.failed(f"a trial failed: {error}", loop.time(), since=begun)
             return
         finally:
             encoder.trial = False
@@ -105,11 +109,17 @@ class Prober:
             # It cannot be tried by us: a key we lack, say. A client's item tries it.
             encoder.half_open()
         elif status == 200 and encoded(body):
+            self._orphan(encoder)
             encoder.returned()
         else:
-            encoder.failed(f"a trial was answered with {status}", loop.time())
+            encoder.failed(f"a trial was answered with {status}", loop.time(), since=begun)
             return
         encoder.group.changed()
+
+    def _orphan(self, encoder: Encoder) -> None:
+        """The image of a trial is pushed like any other, and no request will ask for it."""
+        encoder.pushed_for_nobody(asyncio.get_running_loop().time())
+        self._metrics.orphans.add()
 
     async def _encode_ours(self, encoder: Encoder, limit: float) -> tuple[int, bytes | None]:
         key = self._settings.upstream_api_key.encode()
@@ -129,14 +139,17 @@ class Prober:
         now = asyncio.get_running_loop().time()
         others = [e for e in encoder.group if e is not encoder and e.open]
         slowest = _slow(encoder.seconds, *(e.seconds for e in others))
-        if not others or slowest is None:
-            return
-        limit = min(max(HANG_FACTOR * slowest, HANG_FLOOR), HANG_CEILING, self._settings.encode_timeout)
-        silent = now - max(encoder.last_success, min(encoder.inflight.values()))
+        limit = min(HANG_CEILING, self._settings.encode_timeout)
+        if not encoder.on_trial:  # one on trial is to show within this that it works
+            if not others or slowest is None:
+                return
+            limit = min(max(HANG_FACTOR * slowest, HANG_FLOOR), limit)
+        begun = max(encoder.last_success, min(encoder.inflight.values()))
+        silent = now - begun
         if silent < limit:
             return
         reason = f"holds {len(encoder.inflight)} items and has encoded none for {silent:.0f} s"
-        if encoder.eject(reason, now):
+        if encoder.eject(reason, now, since=begun):
             self._metrics.ejections.add(encoder.id)
         _evict(encoder, reason)
         encoder.group.changed()
