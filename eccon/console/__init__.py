@@ -3,21 +3,32 @@
 Importing this package costs nothing: Textual is imported by `run`, when a terminal is known to be there.
 """
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from eccon.console.terminal import refuse_reason
+
+if TYPE_CHECKING:
+    from eccon.console.source import Source
 
 __all__ = ["refuse_reason", "run"]
 
 
 def run(
-    client_socket: Path, *, on_quit_ask: bool = True, read_only: bool = False, theme: str | None = None
+    client_socket: Path,
+    *,
+    on_quit_ask: bool = True,
+    read_only: bool = False,
+    theme: str | None = None,
+    source: "Callable[[], Source] | None" = None,
 ) -> int:
     """Draws the cluster behind the daemon's control socket until the operator leaves.
 
     Args:
         on_quit_ask: on leaving ask whether the servers are to be stopped; else leave at once.
         read_only: no command is sent to the daemon.
+        source: makes what is drawn instead of that daemon: a recording, a proxy alone.
         theme: a theme's name; None for the one last chosen, or the default.
 
     Returns:
@@ -31,4 +42,4 @@ def run(
         return 2
     from eccon.console.app import open_on  # noqa: PLC0415  Textual is imported only now
 
-    return open_on(client_socket, on_quit_ask=on_quit_ask, read_only=read_only, theme=theme)
+    return open_on(client_socket, on_quit_ask=on_quit_ask, read_only=read_only, theme=theme, source=source)

@@ -386,6 +386,16 @@ ACTIONS: tuple[Action, ...] = (
         tooltip="Paint a letter on each pane; press it to go there",
         scope=("overview",),
     ),
+    Action(
+        name="faster",
+        keys="plus",
+        title="faster",
+        tooltip="Twice as fast, in a recording",
+    ),
+    Action(name="slower", keys="minus", title="slower", tooltip="Half as fast, in a recording"),
+    Action(
+        name="hold", keys="full_stop", title="hold", tooltip="Stop the clock of a recording, or let it run"
+    ),
     Action(name="theme", keys="T", title="theme", tooltip="Choose the colours, with a live preview"),
     Action(
         name="mouse",
@@ -414,6 +424,9 @@ ACTIONS: tuple[Action, ...] = (
 
 _LABELS = {
     "slash": "/",
+    "plus": "+",
+    "minus": "-",
+    "full_stop": ".",
     "exclamation_mark": "!",
     "ampersand": "&",
     "question_mark": "?",

@@ -27,6 +27,7 @@ from eccon.console.history import History
 from eccon.console.paint import Painter
 from eccon.console.screens.base import ConsoleScreen
 from eccon.console.screens.overview import Overview
+from eccon.console.source import Source
 from eccon.model import Change, ClusterInfo, ClusterState, State, Trace
 
 __all__ = ["ConsoleApp", "open_on"]
@@ -57,7 +58,9 @@ class ConsoleApp(Deeds, App[int]):
         read_only: bool = False,
         theme: str | None = None,
         environ: dict[str, str] | None = None,
+        source: Callable[[], Source] | None = None,
     ) -> None:
+        """`source` makes what is drawn instead of the daemon behind `socket`."""
         environ = dict(os.environ) if environ is None else environ
         self.no_colours = terminal.no_colour(environ)
         self.low_bandwidth = terminal.low_bandwidth(environ)
@@ -71,7 +74,8 @@ class ConsoleApp(Deeds, App[int]):
         self._problems = problems + wrong
         chosen = self._first_theme(theme)
         self.palette = themes.Palette(self.theme_files[chosen])
-        super().__init__(driver_class=ConsoleDriver)
+        # A page in a browser (textual-serve) names its own driver.
+        super().__init__(driver_class=None if environ.get("TEXTUAL_DRIVER") else ConsoleDriver)
         for file in self.theme_files.values():
             self.register_theme(file.textual())
         self.theme = chosen
@@ -84,6 +88,10 @@ class ConsoleApp(Deeds, App[int]):
         self.painter = Painter(system)
         self.set_keymap(self.settings.keys)
         self.socket = socket
+        self.link: Source
+        self._source = source
+        self.now: Callable[[], float] = _wall_clock
+        """The time that the state is of."""
         self.on_quit_ask = on_quit_ask
         self.read_only = read_only
         self.bell_on = self.settings.bell
@@ -140,7 +148,8 @@ class ConsoleApp(Deeds, App[int]):
         """After the first paint: what talks to the daemon is imported and started."""
         from eccon.console.link import Link  # noqa: PLC0415  only after something is on the screen
 
-        self.link = Link(self.socket)
+        self.link = self._source() if self._source is not None else Link(self.socket)
+        self.now = self.link.now
         self.run_worker(self.link.watch(self), group="watch")
 
     def _resumed(self, _: object) -> None:
@@ -165,7 +174,8 @@ class ConsoleApp(Deeds, App[int]):
 
     def connection(self, lost: str) -> None:
         """Says whether the daemon answers; the last state stays, greyed."""
-        lost = f"daemon lost: {lost}" if lost else ""
+        if lost and not self.link.flag:
+            lost = f"daemon lost: {lost}"
         if lost == self.lost:
             return
         self.lost = lost
@@ -198,7 +208,7 @@ class ConsoleApp(Deeds, App[int]):
     def _frame(self) -> None:
         self._frame_timer = None
         self._last_frame = time.monotonic()
-        self.history.feed(self.state, time.time())
+        self.history.feed(self.state, self.now())
         self.redraw()
 
     def redraw(self) -> None:
@@ -214,7 +224,7 @@ class ConsoleApp(Deeds, App[int]):
         """Figures that grow by themselves: each second while something is under way, else with the minute."""
         if self._next_tick is not None:
             self._next_tick.stop()
-        now = time.time()
+        now = self.now()
         state = self.state
         lively = not self.lost and (
             any(p.state in LIVELY or (p.started_at or 0) > now - 60 for p in state.processes)
@@ -224,6 +234,12 @@ class ConsoleApp(Deeds, App[int]):
         )
         wait = (SLOW_TICK_S if self.low_bandwidth else 1.0) if lively else 60.0 - now % 60 + 0.01
         self._next_tick = self.set_timer(wait, self._frame)
+
+    @property
+    def flag(self) -> str:
+        """What the header says of this console: where its state comes from, and whether it may act."""
+        of_source = self.link.flag if hasattr(self, "link") else ""
+        return "  ".join(word for word in (of_source, "read-only" if self.read_only else "") if word)
 
     @property
     def log_tick_s(self) -> float:
@@ -336,18 +352,20 @@ class ConsoleApp(Deeds, App[int]):
         return exact or next((t for t in reversed(traces) if t.id.startswith(trace_id)), None)
 
 
+def _wall_clock() -> float:
+    return time.time()
+
+
 def open_on(
     socket: Path,
     *,
     on_quit_ask: bool,
     read_only: bool,
     theme: str | None,
-    before: Callable[[ConsoleApp], None] | None = None,
+    source: Callable[[], Source] | None = None,
 ) -> int:
     """Runs the app until it ends; its exit code."""
-    app = ConsoleApp(socket, on_quit_ask=on_quit_ask, read_only=read_only, theme=theme)
-    if before is not None:
-        before(app)
+    app = ConsoleApp(socket, on_quit_ask=on_quit_ask, read_only=read_only, theme=theme, source=source)
     try:
         app.run(mouse=app.settings.mouse)
     except KeyboardInterrupt:

@@ -14,10 +14,12 @@ from eccon.console.draw.text import clean
 from eccon.console.notify import Notify
 from eccon.console.screens.base import ConsoleScreen
 from eccon.console.screens.dialogs import AskLine, Choice, Help, Leave
+from eccon.console.source import Problem
 from eccon.model import Process, Role, Trace
 
 if TYPE_CHECKING:
     from eccon.console.app import ConsoleApp
+    from eccon.console.replay import Replay
 
 __all__ = ["Deeds"]
 
@@ -70,8 +72,6 @@ class Deeds:
         self._app.run_worker(self._sent(action, name), group=f"do-{action}-{name}")
 
     async def _sent(self, action: str, name: str) -> bool:
-        from eccon.console.link import Problem  # noqa: PLC0415  loaded after the first paint
-
         try:
             self._app.say(await self._app.link.do(action, name), "ok")
         except Problem as e:
@@ -262,6 +262,29 @@ class Deeds:
         from eccon.console.screens.themes import ThemeChoice  # noqa: PLC0415  loaded when wanted
 
         self._app.push_screen(ThemeChoice())
+
+    # A recording
+
+    def act_faster(self) -> None:
+        """Twice as fast."""
+        self._replay(lambda replay: replay.faster(2.0))
+
+    def act_slower(self) -> None:
+        """Half as fast."""
+        self._replay(lambda replay: replay.faster(0.5))
+
+    def act_hold(self) -> None:
+        """Stops the clock, or lets it run."""
+        self._replay(lambda replay: replay.hold())
+
+    def _replay(self, do: "Callable[[Replay], None]") -> None:
+        from eccon.console.replay import Replay  # noqa: PLC0415  loaded when wanted
+
+        if isinstance(self._app.link, Replay):
+            do(self._app.link)
+            self._app.say(self._app.link.flag)
+        else:
+            self._app.say("this is no recording")
 
     # Terminal
 

@@ -2,16 +2,16 @@
 
 import asyncio
 import os
+import time
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
-from typing import Protocol
 
 import msgspec
 
 from eccon.client import Client, ControlError, NotRunning
-from eccon.model import Change, ClusterState
+from eccon.console.source import Problem, Sink
 
-__all__ = ["Link", "Problem"]
+__all__ = ["Link"]
 
 AGAIN_S = (0.2, 0.5, 1.0, 2.0)
 """Waits between tries to reach a daemon that is lost."""
@@ -19,25 +19,17 @@ AGAIN_S = (0.2, 0.5, 1.0, 2.0)
 _LOST = (NotRunning, OSError, asyncio.TimeoutError, msgspec.MsgspecError)
 
 
-class Problem(Exception):  # noqa: N818  said to the user, whatever its cause
-    """A request to the daemon failed; the message is for the user."""
-
-
-class Sink(Protocol):
-    """What takes the state."""
-
-    def take(self, item: ClusterState | Change) -> None:
-        """A snapshot or a change."""
-
-    def connection(self, lost: str) -> None:
-        """ "" when the daemon answers, else why it does not."""
-
-
 class Link:
     """One daemon behind its control socket."""
 
+    flag = ""
+
     def __init__(self, socket: Path) -> None:
         self.socket = socket
+
+    def now(self) -> float:
+        """The present."""
+        return time.time()
 
     async def watch(self, sink: Sink) -> None:
         """Feeds `sink` for ever."""

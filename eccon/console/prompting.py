@@ -9,12 +9,10 @@ import time
 import uuid
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from eccon import prompt
-
-if TYPE_CHECKING:
-    from eccon.console.link import Link
+from eccon.console.source import Problem, Source
 
 __all__ = ["Draft", "Run", "as_curl", "as_python", "load_of", "send"]
 
@@ -108,7 +106,7 @@ def build(draft: Draft) -> bytes:
     )
 
 
-async def send(link: "Link", draft: Draft, run: Run, changed: Callable[[], None]) -> None:
+async def send(link: Source, draft: Draft, run: Run, changed: Callable[[], None]) -> None:
     """Sends the draft as often as it says; `changed` is called when `run` is another.
 
     Raises:
@@ -131,9 +129,7 @@ async def send(link: "Link", draft: Draft, run: Run, changed: Callable[[], None]
         changed()
 
 
-async def _one(link: "Link", body: bytes, run: Run, n: int, changed: Callable[[], None]) -> None:
-    from eccon.console.link import Problem  # noqa: PLC0415  loaded after the first paint
-
+async def _one(link: Source, body: bytes, run: Run, n: int, changed: Callable[[], None]) -> None:
     reader = run.reader if n == 0 else prompt.StreamReader()
     began = time.monotonic()
     first: float | None = None

@@ -1,6 +1,5 @@
 """What every full screen has: header, footer, a name (the scope of actions), a size at which it gives up."""
 
-import time
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, ClassVar, cast
 
@@ -74,14 +73,14 @@ class ConsoleScreen(Screen[None]):
         if self.has_class("-small"):
             self._draw_small()
             return
-        now = time.time()
+        now = self.console_app.now()
         self._draw_frame(now)
         self.refresh_body(now)
 
     def _draw_frame(self, now: float) -> None:
         app = self.console_app
         width = self.size.width
-        flag = "read-only" if app.read_only else ""
+        flag = app.flag
         top = self.query_one("#header", Lines)
         if self.size.height >= ROOMY_HEIGHT and self.SCOPE == "overview":
             top.styles.height = 2

@@ -1,6 +1,5 @@
 """Alarms at hand and the cluster's history."""
 
-import time
 from collections.abc import Iterable
 from typing import ClassVar
 
@@ -85,7 +84,7 @@ class Events(ConsoleScreen):
     def act_pause(self) -> None:
         """Holds the list still, or lets it go on."""
         self.held = self.state.events if self.held is None else None
-        self.refresh_body(time.time())
+        self.refresh_body(self.console_app.now())
 
     def act_filter(self) -> None:
         """Asks for the words of a filter."""

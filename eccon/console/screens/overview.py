@@ -1,6 +1,5 @@
 """The default screen: the whole cluster at a glance."""
 
-import time
 from typing import ClassVar
 
 from textual.app import ComposeResult
@@ -161,7 +160,7 @@ class Overview(ConsoleScreen):
         app = self.console_app
         history, window = app.history, app.window
         box = self.query_one("#flow", Lines)
-        box.show(flow.flow(self.state, box.size.width, flow.token_rate(self.state.traces, time.time())))
+        box.show(flow.flow(self.state, box.size.width, flow.token_rate(self.state.traces, app.now())))
         for panel in charts.PANELS:
             if panel.name not in (*IN_FIRST_ROW, *IN_SECOND_ROW):
                 continue
@@ -180,7 +179,7 @@ class Overview(ConsoleScreen):
 
     def on_rows_moved(self, message: Rows.Moved) -> None:
         if message.rows.id == "processes":
-            now = time.time()
+            now = self.console_app.now()
             self._draw_detail(now)
             self._draw_alarms(now)
 

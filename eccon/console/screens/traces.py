@@ -1,6 +1,5 @@
 """All requests, newest first: live, pausable, with a filter."""
 
-import time
 from collections.abc import Iterable
 from typing import ClassVar
 
@@ -70,7 +69,7 @@ class Traces(ConsoleScreen):
     def act_pause(self) -> None:
         """Holds the list still, or lets it go on."""
         self.held = self.state.traces if self.held is None else None
-        self.refresh_body(time.time())
+        self.refresh_body(self.console_app.now())
 
     def act_logs(self) -> None:
         """The log lines of the chosen request."""
