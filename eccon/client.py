@@ -110,6 +110,23 @@ class Client:
         """An encoder is to leave the cluster."""
         await self._command("DELETE", f"/v1/encoders/{quote(name, safe='')}", force)
 
+    async def drain(self, name: str, *, now: bool = False) -> None:
+        """An encoder gets no more items until `resume`; with `now`, those in flight go elsewhere at once."""
+        await self._command(
+            "POST", f"/v1/encoders/{quote(name, safe='')}/drain" + ("?now=true" if now else "")
+        )
+
+    async def resume(self, name: str) -> None:
+        """An encoder that was drained gets items again."""
+        await self._command("POST", f"/v1/encoders/{quote(name, safe='')}/resume")
+
+    async def diagnostics(self) -> AsyncIterator[bytes]:
+        """A tar.gz for a report: states, configuration, last logs and requests, secrets masked."""
+        async with _Call(self.socket_path, "GET", "/v1/diagnostics", {}) as call:
+            await call.expect_success()
+            async for chunk in call.body(ANSWER_S):
+                yield chunk
+
     async def roll(self) -> None:
         """All encoders are to be restarted, each when the one before serves again."""
         await self._command("POST", "/v1/encoders/restart")

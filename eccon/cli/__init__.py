@@ -23,17 +23,26 @@ COMMANDS = {
     "stop": ("processes", "Stop one process; an encoder is drained first."),
     "add": ("processes", "Add an encoder on the next free device and port."),
     "remove": ("processes", "Drain an encoder, stop it and take it out of the cluster."),
+    "drain": ("rotation", "Give an encoder no more items, until `resume`."),
+    "resume": ("rotation", "Give an encoder items again."),
+    "roll": ("rotation", "Restart all encoders, each when the one before serves again."),
     "scale": ("processes", "Add or remove encoders until there are so many."),
     "reload": ("cluster", "Read eccon.toml again and apply what changed."),
     "logs": ("processes", "Print a process's log."),
+    "diagnostics": ("diagnostics", "Write a bundle for a report: states, configuration, logs; no secrets."),
     "send": ("requests", "Send a test prompt with images through the proxy."),
     "traces": ("requests", "List the newest requests, or one's way through the cluster."),
     "init": ("config", "Write a commented eccon.toml."),
     "config": ("config", "Show or check the configuration."),
+    "export": ("export", "Write launch scripts or systemd units that start the same."),
     "demo": ("demo", "One PD, four encoders and the proxy on the stand-in for vLLM."),
     "lab": ("lab", "Real vLLM with the real connector on a CPU: make it, start it, stop it."),
+    "record": ("replay", "Write what the cluster does into a file."),
+    "replay": ("replay", "Show a recording in the console, at any speed."),
     "attach": ("console", "Open the console on a running cluster's control socket."),
 }
+GROUPS = ("config", "export")
+"""Those with commands of their own below them."""
 
 
 class _Lazy(click.Group):
@@ -44,7 +53,7 @@ class _Lazy(click.Group):
         if cmd_name not in COMMANDS:
             return None
         module = importlib.import_module(f"eccon.cli.{COMMANDS[cmd_name][0]}")
-        command = getattr(module, cmd_name if cmd_name != "config" else "config_group")
+        command = getattr(module, f"{cmd_name}_group" if cmd_name in GROUPS else cmd_name)
         assert isinstance(command, click.Command)  # noqa: S101  the table above and the module agree
         return command
 

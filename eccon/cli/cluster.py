@@ -30,13 +30,19 @@ from eccon.supervisor import start_daemon
 
 __all__ = ["bring_up", "down", "reload", "status", "stop_all", "up", "wait_until_ready"]
 
+CLEAR = "\x1b[H\x1b[2J"
+REDRAW_S = 1.0
+"""On a terminal, at least this long between two tables of which only the figures differ."""
+
 
 @click.command()
 @config_option
 @click.option("-d", "--detach", is_flag=True, help="Return at once.")
 @click.option("--timeout", type=float, default=1800.0, show_default=True, help="Seconds to wait until ready.")
 @click.option(
-    "--partial", is_flag=True, help="Where a port is taken, that process is blocked; the rest starts."
+    "--partial",
+    is_flag=True,
+    help="Where a port or device is taken, that process is blocked; the rest starts.",
 )
 @command
 async def up(file: str | None, detach: bool, timeout: float, partial: bool) -> int:
@@ -139,17 +145,40 @@ async def _show_states(client: Client) -> None:
 
 @click.command()
 @config_option
-@click.option("--json", "as_json", is_flag=True, help="The whole state as JSON.")
+@click.option("--json", "as_json", is_flag=True, help="The whole state as JSON; with --watch one line each.")
+@click.option("-w", "--watch", "watch_", is_flag=True, help="Again whenever something changes, until Ctrl-C.")
 @command
-async def status(file: str | None, as_json: bool) -> int:
+async def status(file: str | None, as_json: bool, watch_: bool) -> int:
     """What runs, and how it is."""
     async with Client(control_socket(file)) as client:
+        if watch_:
+            await _watch_status(client, as_json=as_json)
+            msg = "the daemon ended"
+            raise NotRunning(msg)
         state = await client.state()
     if as_json:
         sys.stdout.buffer.write(msgspec.json.format(msgspec.json.encode(state)) + b"\n")
         return 0
     click.echo(_table(state))
     return 0
+
+
+async def _watch_status(client: Client, *, as_json: bool) -> None:
+    """On a terminal the table stays in its place; elsewhere one follows another."""
+    terminal = sys.stdout.isatty() and os.environ.get("TERM", "dumb") != "dumb"
+    shown, shown_at = "", 0.0
+    async for state in follow(client):
+        if as_json:
+            sys.stdout.buffer.write(msgspec.json.encode(state) + b"\n")
+            sys.stdout.buffer.flush()
+            continue
+        # Ages change by themselves; that alone is no news.
+        rows = "\n".join(f"{p.name}{p.state}{p.reason}{p.pid}{p.restarts}" for p in state.processes)
+        news = f"{state.cluster.health}{state.cluster.reason}{rows}{[a.text for a in state.alarms]}"
+        if news == shown and (not terminal or time.monotonic() - shown_at < REDRAW_S):
+            continue
+        shown, shown_at = news, time.monotonic()
+        click.echo(f"{CLEAR}{_table(state)}" if terminal else f"{_table(state)}\n")
 
 
 def _table(state: ClusterState) -> str:

@@ -3,6 +3,7 @@
 import click
 
 from eccon.cli.common import command, config_option, control_socket, file_or_parents
+from eccon.cli.rotation import roll_all
 from eccon.cli.watching import serves, settle, watch
 from eccon.client import Client
 from eccon.model import ClusterState, Role, State
@@ -29,16 +30,11 @@ async def restart(name: str | None, file: str | None, timeout: float, force: boo
         msg = "give the NAME of one process, or --rolling"
         raise click.UsageError(msg)
     async with Client(control_socket(file)) as client:
-        state = await client.state()
-        if name:
-            await client.restart(name, force=force)
-            return await settle(client, name, State.READY, timeout, after=state.process(name))
-        await client.roll()
-        # The daemon goes on with it by itself; here it is only watched.
-        for p in (p for p in state.processes if p.role is Role.ENCODER and p.wanted):
-            if code := await settle(client, p.name, State.READY, timeout, after=p):
-                return code
-    return 0
+        if name is None:
+            return await roll_all(client, timeout)
+        before = (await client.state()).process(name)
+        await client.restart(name, force=force)
+        return await settle(client, name, State.READY, timeout, after=before)
 
 
 @click.command()
@@ -99,11 +95,12 @@ async def add(file: str | None, timeout: float) -> int:
 @click.argument("name")
 @config_option
 @_wait_option
+@click.option("--force", is_flag=True, help="Do not wait for what it staged; the PD may die.")
 @command
-async def remove(name: str, file: str | None, timeout: float) -> int:
+async def remove(name: str, file: str | None, timeout: float, force: bool) -> int:
     """Drain an encoder, stop it and take it out of the cluster."""
     async with Client(control_socket(file)) as client:
-        await client.remove(name)
+        await client.remove(name, force=force)
         return await settle(client, name, None, timeout)
 
 

@@ -19,8 +19,16 @@ def serves(p: Process) -> bool:
     return p.state is State.READY and in_rotation
 
 
-async def watch(client: Client, there: Callable[[ClusterState], bool], timeout: float, complaint: str) -> int:
-    """Shows all processes until the state is `there` (0), or a wanted one has failed (1, with last lines).
+async def watch(
+    client: Client,
+    there: Callable[[ClusterState], bool],
+    timeout: float,
+    complaint: str,
+    only: str | None = None,
+) -> int:
+    """Shows processes until the state is `there` (0), or a wanted one has failed (1, with last lines).
+
+    Args: only: the one that matters; else all.
 
     Raises:
         TimeoutError: neither within `timeout` seconds.
@@ -28,8 +36,9 @@ async def watch(client: Client, there: Callable[[ClusterState], bool], timeout: 
 
     async def look(progress: Progress) -> list[Process]:
         async for state in follow(client):
-            progress.show(state.processes)
-            lost = [p for p in state.processes if p.wanted and p.state in ENDED]
+            looked_at = [p for p in state.processes if only in {None, p.name}]
+            progress.show(looked_at)
+            lost = [p for p in looked_at if p.wanted and p.state in ENDED]
             if lost or there(state):
                 return lost
         msg = "the daemon ended"

@@ -74,7 +74,11 @@ def _slot(topology: Topology, index: int) -> EncoderSlot:
 
 
 def next_slot(
-    topology: Topology, used: Iterable[EncoderSlot], port_is_free: Callable[[int], bool]
+    topology: Topology,
+    used: Iterable[EncoderSlot],
+    port_is_free: Callable[[int], bool],
+    device_is_free: Callable[[int], bool] = lambda _: True,
+    more_devices: Iterable[int] = (),
 ) -> EncoderSlot:
     """The place for one more encoder: lowest free index, first free spare device, next free port.
 
@@ -92,7 +96,8 @@ def next_slot(
     if topology.devices.kind != "none":
         busy = {s.device for s in taken}
         wanted = [own.device] if own.device is not None else []
-        device = next((d for d in (*wanted, *topology.encoders.devices) if d not in busy), None)
+        spares = (*wanted, *topology.encoders.devices, *more_devices)
+        device = next((d for d in spares if d not in busy and device_is_free(d)), None)
         if device is None:
             msg = (
                 "no free device for another encoder: all of encoders.devices "

@@ -23,6 +23,7 @@ from eccon import __version__
 from eccon.model import ClusterState, Trace
 from eccon.supervisor import logs
 from eccon.supervisor.cluster import Cluster, RefusedError
+from eccon.supervisor.diagnostics import bundle
 from eccon.supervisor.owner import Owner
 from eccon.supervisor.relay import prompt
 from eccon.supervisor.shape import Shape
@@ -170,6 +171,20 @@ def build(cluster: Cluster, consoles: Consoles, shut_down: Callable[[], None]) -
 
         return Accepted("encoders", board.cluster.health, await cluster.until(done, wait))
 
+    @post("/v1/encoders/{name:str}/drain", status_code=200)
+    async def drain(name: str, now: bool = False, wait: Wait = 0) -> Accepted:
+        """No items for it until `resume`; with `now`, those in flight go elsewhere at once."""
+        owner = await cluster.set_aside(name, now=now)
+        drained = await cluster.until(lambda: cluster.rotation.is_drained(name), wait)
+        return Accepted(owner.name, owner.state.value, drained)
+
+    @post("/v1/encoders/{name:str}/resume", status_code=200)
+    async def resume(name: str, wait: Wait = 0) -> Accepted:
+        owner = await cluster.resume(name)
+        return Accepted(
+            owner.name, owner.state.value, await cluster.until(lambda: cluster.serves(name), wait)
+        )
+
     @get("/v1/traces", sync_to_thread=False)
     def traces(limit: Annotated[int, Parameter(ge=1)] = 50) -> Traces:
         return Traces(tuple(reversed(board.snapshot().traces[-limit:])))
@@ -193,8 +208,9 @@ def build(cluster: Cluster, consoles: Consoles, shut_down: Callable[[], None]) -
         follow: bool = False,
         grep: str = "",
     ) -> Response[Any] | Stream:
-        if name != logs.DAEMON:
-            cluster.owner(name)
+        if name != logs.DAEMON and cluster.owner(name).spec.external:
+            msg = f"{name} is external: its log is where it was started"
+            raise RefusedError(msg)
         if follow:
             stream = logs.follow(cluster.paths, name, lines, grep)
             return Stream(stream, media_type="text/plain; charset=utf-8")
@@ -202,10 +218,17 @@ def build(cluster: Cluster, consoles: Consoles, shut_down: Callable[[], None]) -
         text = "".join(line + "\n" for line in found)
         return Response(text.encode(errors="replace"), media_type="text/plain; charset=utf-8")
 
+    @get("/v1/diagnostics")
+    async def diagnostics() -> Response[bytes]:
+        """A tar.gz for a report, secrets masked."""
+        specs = [o.spec for o in cluster.owners.values()]
+        data = await asyncio.to_thread(bundle, cluster.paths, cluster.topology.path, board.snapshot(), specs)
+        return Response(data, media_type="application/gzip")
+
     return Litestar(
         [
-            *(version, state, events, traces, trace, read_logs, prompt),
-            *(up, down, shutdown, reload, start, stop, restart, add, remove, roll, scale),
+            *(version, state, events, traces, trace, read_logs, prompt, diagnostics),
+            *(up, down, shutdown, reload, start, stop, restart, add, remove, roll, scale, drain, resume),
         ],
         exception_handlers={RefusedError: _refused, HTTPException: _http_error},
         openapi_config=OpenAPIConfig(title="eccon control API", version=str(API_VERSION), path="/schema"),

@@ -40,9 +40,20 @@ RING = 4096
 """Changes kept for a subscriber that comes back."""
 BACKLOG = 2048
 """Changes that a slow subscriber may be behind; then it gets a snapshot instead."""
-FIGURES = frozenset({"cpu_percent", "rss_bytes", "encoder", "pd", "transfer", "milestone", "engine"})
+FIGURES = frozenset(
+    {"cpu_percent", "rss_bytes", "encoder", "pd", "transfer", "milestone", "engine", "npus", "connector"}
+)
 QUIET = frozenset(
-    {"requests", "inflight", "requests_per_s", "items_per_s", "ttft", "transfer", "lost_log_lines"}
+    {
+        "requests",
+        "inflight",
+        "requests_per_s",
+        "items_per_s",
+        "ttft",
+        "transfer",
+        "lost_log_lines",
+        "spare_npus",
+    }
 )
 
 LEVELS = {"info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}

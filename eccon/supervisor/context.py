@@ -8,6 +8,7 @@ from eccon.config import Topology
 from eccon.paths import ClusterPaths
 from eccon.signals.milestones import History
 from eccon.supervisor.board import Board
+from eccon.supervisor.devices import DeviceWatch
 from eccon.supervisor.probe import Prober
 from eccon.supervisor.proxylink import ProxyLink
 
@@ -23,6 +24,7 @@ class Context(msgspec.Struct):
     prober: Prober
     proxy: ProxyLink
     history: History
+    devices: DeviceWatch
     waits_for: Callable[[str], str]
     """Why a process may not start yet; empty when it may."""
     stirred: Callable[[str], None]

@@ -84,7 +84,8 @@ async def _drain_encoder(owner: "Owner", life: Life, still: Callable[[], bool], 
 
 async def _serve_on(owner: "Owner", life: Life) -> None:
     try:
-        await owner.context.proxy.resume(owner.name)
+        if not owner.aside:
+            await owner.context.proxy.resume(owner.name)
     except ProxyLinkError as e:
         owner.context.board.log(owner.name, f"the proxy did not resume it: {e}", "warning")
     await owner.became_ready(life)

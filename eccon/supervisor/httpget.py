@@ -16,9 +16,10 @@ HEAD_MAX = 1 << 16
 class Getter:
     """One server. One request at a time: a second one waits."""
 
-    def __init__(self, host: str, port: int) -> None:
+    def __init__(self, host: str, port: int, *, tls: bool = False) -> None:
         self.host = host
         self.port = port
+        self.tls = tls
         self._reader: asyncio.StreamReader | None = None
         self._writer: asyncio.StreamWriter | None = None
         self._turn = asyncio.Lock()
@@ -98,7 +99,7 @@ class Getter:
 
     async def _connect(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         self._connecting = asyncio.ensure_future(
-            asyncio.open_connection(self.host, self.port, limit=HEAD_MAX)
+            asyncio.open_connection(self.host, self.port, limit=HEAD_MAX, ssl=self.tls or None)
         )
         try:
             await asyncio.wait({self._connecting})

@@ -14,18 +14,22 @@ import msgspec
 from eccon.launch import ProcessSpec
 from eccon.model import Exit, Milestone, Process, State
 from eccon.signals.milestones import Step
-from eccon.supervisor import drain, lives, logs, ports
+from eccon.supervisor import drain, identity, lives, logs, ports
 from eccon.supervisor.backoff import Backoff
 from eccon.supervisor.context import Context
 from eccon.supervisor.health import HealthWatch
 from eccon.supervisor.secrets import shown, shown_env
 from eccon.supervisor.waiting import happened
 
-__all__ = ["Owner"]
+__all__ = ["ASIDE", "Owner"]
 
 BLOCKED_LOOK_S = 3.0
 """How often a held port is looked at again."""
+DEVICE_LOOK_S = 0.5
+DEVICE_LATE_S = 60.0
+"""A device that has not let go of an ended process by then needs an operator."""
 LAST_LINES = 20
+ASIDE = "kept aside: no items until it is resumed"
 NOTHING_RUNS = {"milestone": None, "cpu_percent": None, "rss_bytes": None, "engine": None}
 
 
@@ -51,9 +55,13 @@ class Owner:
         """Why this life must end though it is wanted: it did not become ready in time."""
         self.dying_since: float | None = None
         """When its log said that it will exit, by the monotonic clock."""
+        self.aside = False
+        """An operator keeps it without items, until told otherwise."""
         self.force = False
         self.no_drain = False
         self._restart_of = ""
+        self._pids: set[int] = set()
+        """Its tree, when it was told to end."""
         self._waker = asyncio.Event()
         self._reached: dict[str, float] = {}
         self._step: Step | None = None
@@ -202,14 +210,18 @@ class Owner:
         elif reason := self.context.waits_for(self.name):
             self._set(State.WAITING, reason)
             await self._woken()
-        elif holder := await asyncio.to_thread(self.blocked_by):
-            self._set(State.BLOCKED, holder)
+        elif obstacle := await self.obstacle():
+            self._set(State.BLOCKED, obstacle)
             await self._woken(BLOCKED_LOOK_S)
         else:
             await self._begin()
 
-    def blocked_by(self) -> str:
-        """Who holds one of its ports; empty when all are free. Must not be asked while it runs."""
+    async def obstacle(self) -> str:
+        """Who holds one of its ports or devices; empty when all are free. Must not be asked while it runs."""
+        held = await asyncio.to_thread(self._port_holder)
+        return held or "; ".join(await self.context.devices.troubles(self.spec))
+
+    def _port_holder(self) -> str:
         for port in self.spec.ports:
             host = self.spec.host if port == self.spec.port else ""
             if holder := ports.holder(port, host):
@@ -232,6 +244,8 @@ class Owner:
             return
         self._reached, self._step, self._adopted = {}, None, False
         self.ready_at, self.doom, self.dying_since = None, "", None
+        self.context.devices.forget(self.name)
+        self._pids = set()
 
     async def _live(self, life: lives.Life) -> None:
         """From start or adoption to the end of the whole tree."""
@@ -263,6 +277,8 @@ class Owner:
                 return ""
         self._set(State.STOPPING, f"ends within {self.context.topology.supervisor.stop_grace_s:g} s")
         await self._keep_shim(life)
+        if self.spec.device and (pid := life.pid):
+            self._pids = await asyncio.to_thread(identity.tree, pid)
         life.stop()
         return "doom" if self.doom else "stop"
 
@@ -282,6 +298,7 @@ class Owner:
             elif asked and (left := round(kill_at - time.time())) >= 0:
                 self._set(State.STOPPING, f"killing it in {left} s")
             await self._woken(1.0)
+        await self._devices_are_free()
         end = life.exit() or Exit(at=time.time())
         end = msgspec.structs.replace(end, asked=asked == "stop")
         life.close()
@@ -296,6 +313,14 @@ class Owner:
         board.update(self.name, last_lines=tuple(lines))
         board.log(self.name, how, "error")
         self._count_death(how)
+
+    async def _devices_are_free(self) -> None:
+        """A device gives up an ended process's context when it has tidied up; before, it takes no new one."""
+        begun = time.monotonic()
+        while held := await self.context.devices.held_after(self.name, self.spec, self._pids):
+            late = time.monotonic() - begun > DEVICE_LATE_S
+            self._set(State.BLOCKED if late else State.STOPPING, held)
+            await self._woken(DEVICE_LOOK_S)
 
     async def _keep_shim(self, life: lives.Life) -> None:
         """A killed shim is replaced, so that the log is drained on and the end is seen."""
@@ -338,7 +363,7 @@ class Owner:
                 self.context.history.add(self.spec.role.value, self._reached, now - life.started_at)
         self.dying_since = None
         self.context.board.update(self.name, milestone=None)
-        self._set(State.READY, "")
+        self._set(State.READY, ASIDE if self.aside else "")
         if first:
             self.context.board.log(self.name, f"ready after {now - life.started_at:.1f} s")
         await self.context.became_ready(self.name)

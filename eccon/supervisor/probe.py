@@ -30,7 +30,7 @@ class Prober:
 
     def __init__(self, timeout_s: float) -> None:
         self._timeout_s = timeout_s
-        self._getters: dict[tuple[str, int], Getter] = {}
+        self._getters: dict[tuple[str, int, bool], Getter] = {}
 
     async def __aenter__(self) -> "Prober":  # noqa: PYI034  Self is 3.11
         return self
@@ -84,7 +84,10 @@ class Prober:
             return False
 
     async def _get(self, spec: ProcessSpec, path: str) -> tuple[int | None, str]:
-        getter = self._getters.setdefault((spec.host, spec.port), Getter(spec.host, spec.port))
+        where = (spec.host, spec.port, spec.url.startswith("https:"))
+        getter = self._getters.get(where)
+        if getter is None:
+            getter = self._getters[where] = Getter(where[0], where[1], tls=where[2])
         try:
             status, body = await getter.get(path, _headers(spec), self._timeout_s)
         except ConnectionRefusedError:

@@ -34,14 +34,21 @@ class Shape:
             raise RefusedError(msg)
         async with self._one_at_a_time:
             taken = {**c.slots, **{n: _slot_of(o) for n, o in c.owners.items() if o.leaving}}
+            await c.context.devices.look()
             try:
                 slot = await asyncio.to_thread(
-                    launch.next_slot, c.topology, tuple(taken.values()), ports.is_free
+                    launch.next_slot,
+                    c.topology,
+                    tuple(taken.values()),
+                    ports.is_free,
+                    c.context.devices.usable,
+                    c.spare_devices(),
                 )
             except NoRoomError as e:
                 raise RefusedError(str(e)) from e
             owner = self._new(slot)
-        c.board.log(owner.name, "added")
+        chosen = slot.device is not None and slot.device not in c.topology.encoders.devices
+        c.board.log(owner.name, "added" + (f" on device {slot.device}, which nobody uses" if chosen else ""))
         owner.start()
         return owner
 
@@ -51,7 +58,7 @@ class Shape:
         Raises:
             RefusedError: it is not an encoder.
         """
-        owner = self.cluster.owner(name)
+        owner = self.cluster.ours(name)
         if owner.spec.role is not Role.ENCODER:
             msg = f"{name} is no encoder; only encoders can be removed"
             raise RefusedError(msg)
@@ -127,7 +134,9 @@ class Shape:
         before = c.topology
         if fresh == before:
             return
+        self._refuse_other_kinds(fresh)
         c.topology = c.context.topology = fresh
+        c.context.devices.set_kind(fresh.devices.kind)
         if launch.slots(fresh) != launch.slots(before):
             self._resize(launch.slots(fresh))
         self._respec(before)
@@ -135,11 +144,22 @@ class Shape:
         c.board.log("cluster", "configuration reloaded")
         c.store.changed()
 
+    def _refuse_other_kinds(self, fresh: Topology) -> None:
+        """What was started here cannot become external under way, nor the other way round."""
+        c = self.cluster
+        for spec in launch.everything(fresh, c.paths):
+            owner = c.owners.get(spec.name)
+            if owner is not None and owner.spec.external is not spec.external:
+                msg = (
+                    f"{fresh.path}: {spec.name}: external was changed; that needs `eccon down` and `eccon up`"
+                )
+                raise RefusedError(msg, 422)
+
     def _resize(self, slots: tuple[EncoderSlot, ...]) -> None:
         c = self.cluster
         fresh = {slot.name: slot for slot in slots}
         for name in [n for n in c.slots if n not in fresh]:
-            self.remove(name)
+            c.owners[name].remove()
         for slot in slots:
             if slot.name in c.owners:
                 c.slots[slot.name] = slot
@@ -173,7 +193,7 @@ class Shape:
 
     def _new(self, slot: EncoderSlot) -> Owner:
         c = self.cluster
-        owner = Owner(c.context, launch.encoder(c.topology, c.paths, slot))
+        owner = c.new_owner(launch.encoder(c.topology, c.paths, slot))
         c.slots[slot.name] = slot
         c.owners[owner.name] = owner
         c.slots_changed()

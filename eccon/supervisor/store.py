@@ -26,6 +26,7 @@ class Remembered(msgspec.Struct, kw_only=True):
     wanted: bool = False
     restarts: int = 0
     deaths: int = 0
+    aside: bool = False
     failed: str = ""
     life: str = ""
     """Id of the life that `ready_at` is of."""

@@ -21,6 +21,7 @@ def judge(
     wanted: AbstractSet[str],
     encoders: AbstractSet[str],
     aside: Mapping[str, str],
+    external: AbstractSet[str] = frozenset(),
 ) -> tuple[Health, str]:
     """Of processes by name.
 
@@ -29,8 +30,9 @@ def judge(
         wanted: those that should be up.
         encoders: which of them are encoders.
         aside: those that the proxy sends nothing, and how it calls that.
+        external: those that others start: they may run on when the cluster is stopped.
     """
-    if all(s is State.STOPPED for s in states.values()):
+    if all(s is State.STOPPED for n, s in states.items() if n not in external):
         return "stopped", ""
     unwell = [n for n, s in states.items() if s is not State.READY and n in wanted]
     aside = {n: how for n, how in aside.items() if states.get(n) is State.READY and n in wanted}

@@ -1,0 +1,170 @@
+"""The host's devices over time: figures onto the board, alarms, who may start, what a stopped process holds.
+
+Everything works without the vendor's tool; then the board says so, and no start or stop waits for devices.
+"""
+
+import asyncio
+import time
+from collections.abc import Callable, Iterable, Mapping
+
+import msgspec
+
+from eccon.launch import ProcessSpec
+from eccon.model import Alarm, Npu
+from eccon.signals.devices import Reading, ToolError, numbers, reader
+from eccon.supervisor import identity
+from eccon.supervisor.board import Board
+
+__all__ = ["DeviceWatch"]
+
+EVERY_S = 2.0
+WITHOUT_EVERY_S = 30.0
+"""How often a tool that is not there is looked for."""
+FRESH_S = 1.0
+"""A reading is good for this long: the tool is asked at most once in it."""
+MIB = 2**20
+
+
+class DeviceWatch:
+    """Reads devices of the kind that the topology names. `run` is its task."""
+
+    def __init__(self, board: Board, kind: str) -> None:
+        self._board = board
+        self._kind = kind
+        self._reading: Reading | None = None
+        self._read_at = 0.0
+        self._asking = asyncio.Lock()
+        self._users: dict[str, set[int]] = {}
+        """Pids that had contexts in each process's present life."""
+        self._alarmed: set[str] = set()
+
+    def set_kind(self, kind: str) -> None:
+        """The configuration was read again."""
+        if kind != self._kind:
+            self._kind, self._reading, self._read_at = kind, None, 0.0
+
+    async def run(self, specs: Callable[[], Mapping[str, tuple[ProcessSpec, int | None]]]) -> None:
+        """For ever. `specs` tells what is to be shown, each with its main pid while it runs."""
+        while True:
+            reading = await self.look()
+            await self._show(reading, specs())
+            known = reading is not None or self._kind == "none"
+            await asyncio.sleep(EVERY_S if known else WITHOUT_EVERY_S)
+
+    async def look(self) -> Reading | None:
+        """The devices now; None when they cannot be read."""
+        async with self._asking:
+            if time.monotonic() - self._read_at < FRESH_S:
+                return self._reading
+            read = reader(self._kind)
+            note, reading = "", None
+            if read is not None:
+                try:
+                    reading = await asyncio.to_thread(read)
+                except ToolError as e:
+                    note = str(e)
+            if note and note != self._board.cluster.npu_note:
+                self._board.log("cluster", note, "warning" if self._reading else "info")
+            self._reading, self._read_at = reading, time.monotonic()
+            self._board.set_cluster(npu_source=reading.tool if reading else "", npu_note=note)
+            return reading
+
+    async def troubles(self, spec: ProcessSpec) -> list[str]:
+        """Why the devices of `spec` do not let it start. It must not run now."""
+        if not spec.device or spec.external:
+            return []
+        reading = await self.look()
+        return reading.troubles(numbers(spec.device)) if reading else []
+
+    async def held_after(self, name: str, spec: ProcessSpec, pids: Iterable[int]) -> str:
+        """What contexts of an ended process (its pids then) its devices still have; empty when none."""
+        if not spec.device or spec.external:
+            return ""
+        reading = await self.look()
+        if reading is None:
+            return ""
+        gone = self._users.get(name, set()) | set(pids)
+        mine = set(numbers(spec.device))
+        for context in reading.contexts:
+            on = context.devices & mine
+            if context.of.pid in gone or (on and identity.start_ticks(context.of.pid) is None):
+                where = ", ".join(
+                    reading.devices[n].device for n in sorted(on or mine) if n in reading.devices
+                )
+                return f"{where} has a context of pid {context.of.pid} yet"
+        self._users.pop(name, None)
+        return ""
+
+    def free(self, taken: Iterable[int], like: Iterable[int]) -> list[int]:
+        """Devices of the host that nobody has: normal, without context, of the make of those of `like`."""
+        if self._reading is None:
+            return []
+        devices = self._reading.devices
+        makes = {devices[n].name for n in like if n in devices}
+        return [n for n in sorted(set(devices) - set(taken)) if devices[n].name in makes and self.usable(n)]
+
+    def usable(self, number: int) -> bool:
+        """Whether a device can be given to a new process, as far as is known."""
+        if self._reading is None or self._kind != "rbln":
+            return True
+        npu = self._reading.devices.get(number)
+        return npu is not None and not self._reading.holders(number) and not self._reading.alarms(npu)
+
+    async def _show(
+        self, reading: Reading | None, specs: Mapping[str, tuple[ProcessSpec, int | None]]
+    ) -> None:
+        if reading is None:
+            for name in specs:
+                self._board.update(name, npus=())
+            self._board.set_cluster(spare_npus=())
+            self._alarm({})
+            return
+        mains = {name: pid for name, (_, pid) in specs.items() if pid is not None}
+        trees = await asyncio.to_thread(lambda: {name: identity.tree(pid) for name, pid in mains.items()})
+        users = {c.of.pid for c in reading.contexts}
+        alarms: dict[str, tuple[str, str]] = {}
+        taken: set[int] = set()
+        for name, (spec, _) in specs.items():
+            mine = numbers(spec.device)
+            taken.update(mine)
+            tree = trees.get(name, set())
+            if name in mains:
+                self._users.setdefault(name, set()).update(tree & users)
+            npus = reading.of(mine, tree)
+            self._board.update(name, npus=tuple(map(_coarse, npus)))
+            for npu in npus:
+                alarms |= {f"{npu.device}:{k}": (name, text) for k, text in reading.alarms(npu).items()}
+            if mine and (lost := [n for n in mine if n not in reading.devices]):
+                told = f"device {', '.join(map(str, lost))} is not listed by {reading.tool}"
+                alarms[f"{name}:lost"] = (name, told)
+        spare = [npu for n, npu in sorted(reading.devices.items()) if n not in taken]
+        self._board.set_cluster(spare_npus=tuple(map(_coarse, spare)))
+        self._alarm(alarms)
+
+    def forget(self, name: str) -> None:
+        """A new life begins."""
+        self._users.pop(name, None)
+
+    def _alarm(self, wanted: Mapping[str, tuple[str, str]]) -> None:
+        for key, (subject, text) in wanted.items():
+            if key not in self._alarmed:
+                self._board.log(subject, text, "error")
+            self._board.raise_alarm(
+                Alarm(
+                    key=f"device:{key}",
+                    subject=subject,
+                    text=text,
+                    since=time.time(),
+                    severity="warning" if key.endswith(":hot") else "critical",
+                )
+            )
+        for key in self._alarmed - wanted.keys():
+            self._board.end_alarm(f"device:{key}")
+        self._alarmed = set(wanted)
+
+
+def _coarse(npu: Npu) -> Npu:
+    """Steps that are worth telling: 16 MiB, 1 W."""
+    used = None if npu.memory_used is None else round(npu.memory_used / (16 * MIB)) * 16 * MIB
+    power = None if npu.power_w is None else float(round(npu.power_w))
+    return msgspec.structs.replace(npu, memory_used=used, power_w=power)

@@ -1,0 +1,159 @@
+"""Encoders that an operator sets aside, processes that others start, and the bundle for a report."""
+
+import asyncio
+import io
+import os
+import signal
+import subprocess
+import sys
+import tarfile
+
+import pytest
+
+from eccon.client import ControlError
+from eccon.model import ClusterState, State
+from tests.supervisor.conftest import SIM, Site, until
+from tests.supervisor.load import Load, body
+
+
+def in_proxy(state: ClusterState, name: str) -> str:
+    """How the proxy calls an encoder."""
+    process = state.process(name)
+    return process.encoder.state if process and process.encoder else ""
+
+
+async def test_an_encoder_that_is_set_aside_stays_so_until_it_is_resumed(shared: Site) -> None:
+    site = shared
+    load = Load(site)
+    await load.some_more()
+    before = await site.client.state()
+    await site.client.drain("encoder-0")
+    state = await site.see(lambda s: in_proxy(s, "encoder-0") == "drained")
+    assert state.process("encoder-0").pid == before.process("encoder-0").pid  # type: ignore[union-attr]
+    assert "kept aside" in state.process("encoder-0").reason  # type: ignore[union-attr]
+    items = state.process("encoder-0").encoder.items  # type: ignore[union-attr]
+    # Whatever begins anew: the proxy, the daemon, the encoder itself.
+    proxy = await site.process("proxy")
+    await load.end()
+    assert proxy.pid
+    os.kill(proxy.pid, signal.SIGKILL)
+    await site.see(
+        lambda s: s.process("proxy").pid not in {None, proxy.pid} and in_proxy(s, "encoder-0") == "drained"  # type: ignore[union-attr]
+    )
+    os.kill(site.daemon_pid(), signal.SIGKILL)
+    await until(lambda: not os.path.exists(f"/proc/{site.daemon_pid()}"), 10, "the daemon's end")  # noqa: PTH110
+    await site.start()
+    await site.client.restart("encoder-0")
+    await site.see(
+        lambda s: (
+            s.process("encoder-0").pid not in {None, before.process("encoder-0").pid}  # type: ignore[union-attr]
+            and in_proxy(s, "encoder-0") == "drained"
+        )
+    )
+    load = Load(site)
+    await load.some_more()
+    await load.end()
+    state = await site.client.state()
+    assert state.process("encoder-0").encoder.items == 0, items  # type: ignore[union-attr]
+    await site.client.resume("encoder-0")
+    state = await site.see(lambda s: s.cluster.health == "ok")
+    assert state.process("encoder-0").reason == ""  # type: ignore[union-attr]
+    with pytest.raises(ControlError, match="is no encoder"):
+        await site.client.drain("pd")
+
+
+async def test_a_bundle_tells_all_but_the_secrets(shared: Site) -> None:
+    site = shared
+    _ = [part async for part in site.client.prompt(body(1), "in-the-bundle")]
+    data = b"".join([part async for part in site.client.diagnostics()])
+    with tarfile.open(fileobj=io.BytesIO(data)) as tar:
+        names = {m.name.removeprefix("eccon-diagnostics/") for m in tar}
+        state = tar.extractfile("eccon-diagnostics/state.json")
+        assert state is not None
+        assert b"in-the-bundle" in state.read()
+    assert {"host.txt", "eccon.toml", "logs/pd.log", "logs/encoder-0.log", "daemon.log"} <= names
+    assert any(n.startswith("run/pd@") for n in names)
+
+
+async def test_secrets_do_not_get_into_a_bundle_nor_on_the_screen(site: Site) -> None:
+    site.write(
+        more='\n[proxy.env]\nMY_API_KEY = "k3y-of-the-proxy"\n',
+        VLLM_API_KEY="s3cret-of-all",
+        FAKE_PD="slow=0",
+    )
+    text = site.config.read_text()
+    site.config.write_text(text.replace("[pd]\n", '[pd]\nargs = ["--hf-token", "t0ken-of-pd"]\n'))
+    await site.start()
+    await site.client.start("pd")
+    await site.see(lambda s: s.process("pd").state is State.READY)  # type: ignore[union-attr]
+    (site.paths.logs / "pd.log").write_text("it said s3cret-of-all, and t0ken-of-pd\n")
+    data = b"".join([part async for part in site.client.diagnostics()])
+    with tarfile.open(fileobj=io.BytesIO(data)) as tar:
+        whole = b"".join(f.read() for m in tar if (f := tar.extractfile(m)))
+    assert b"it said ***, and ***" in whole
+    for secret in (b"s3cret-of-all", b"t0ken-of-pd", b"k3y-of-the-proxy"):
+        assert secret not in whole
+    pd = await site.process("pd")
+    assert dict(pd.env)["VLLM_API_KEY"] == "***"
+    assert "t0ken-of-pd" not in pd.argv
+
+
+async def test_an_external_encoder_is_routed_to_and_never_touched(site: Site) -> None:
+    """It is started by the test: a stand-in of its own that pushes to the cluster's PD."""
+    site.write(launcher='kind = "sim"', failures=20, **SIM)  # type: ignore[arg-type]
+    theirs = site.base + 10
+    site.config.write_text(
+        site.config.read_text().replace(
+            "[proxy]\n",
+            "[[encoders.override]]\nindex = 1\nexternal = true\n"
+            f'url = "http://127.0.0.1:{theirs}"\n[proxy]\n',
+        )
+    )
+    client = await site.start()
+    await client.up()
+    state = await site.see(lambda s: s.cluster.health == "degraded")
+    encoder = state.process("encoder-1")
+    assert encoder is not None
+    assert (encoder.state, encoder.external, encoder.pid) == (State.WAITING, True, None)
+    assert f"http://127.0.0.1:{theirs}: nothing listens yet" in encoder.reason
+    transfer = (
+        '{"ec_connector": "RblnECNixlConnector", "ec_role": "ec_producer", "ec_connector_extra_config": '
+        f'{{"llm_host": "127.0.0.1", "llm_pull_port": {site.base + 2}}}}}'
+    )
+    argv = [sys.executable, "-m", "eccon.sim", "serve", "m", "--port", str(theirs), "--host", "127.0.0.1"]
+    argv += ["--mm-processor-kwargs", '{"max_pixels": 802816}', "--ec-transfer-config", transfer]
+    with subprocess.Popen(
+        argv,
+        cwd=site.directory,
+        env=os.environ | SIM,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    ) as server:
+        try:
+            await site.see(lambda s: s.cluster.health == "ok")
+            assert b'"choices"' in b"".join([part async for part in client.prompt(body(4))])
+            state = await site.see(
+                lambda s: (
+                    (p := s.process("encoder-1")) is not None
+                    and p.encoder is not None
+                    and p.encoder.items == 2
+                )
+            )
+            for refused in (client.stop, client.restart, client.start, client.remove):
+                with pytest.raises(ControlError, match="encoder-1 is external"):
+                    await refused("encoder-1")
+            await client.drain("encoder-1")
+            await site.see(lambda s: in_proxy(s, "encoder-1") == "drained")
+            await client.resume("encoder-1")
+            await site.see(lambda s: s.cluster.health == "ok")
+            await client.down()
+            await site.see(lambda s: s.cluster.health == "stopped")
+            assert server.poll() is None
+            assert (await site.process("encoder-1")).state is State.READY
+            await client.up()
+            await site.see(lambda s: s.cluster.health == "ok")
+            server.terminate()
+            await site.see(lambda s: s.process("encoder-1").state is State.WAITING)  # type: ignore[union-attr]
+        finally:
+            server.terminate()
+            await asyncio.to_thread(server.wait, 20)
