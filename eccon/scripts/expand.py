@@ -3,7 +3,8 @@
 import ast
 import operator
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 
 from eccon.scripts.lexer import closing
 
@@ -52,6 +53,15 @@ class Values:
         """As `NAME=value`."""
         self.arrays.pop(name, None)
         self.own[name] = value
+
+    @contextmanager
+    def aside(self) -> Iterator[None]:
+        """What is set within is forgotten after, as in a subshell."""
+        kept = self.own.copy(), {k: v.copy() for k, v in self.arrays.items()}, self.exported.copy()
+        try:
+            yield
+        finally:
+            self.own, self.arrays, self.exported = kept
 
     @property
     def environment(self) -> dict[str, str]:
@@ -274,7 +284,10 @@ def _words(command: str) -> list[str]:
 
 
 def _trimmed(value: str, rest: str, values: Values) -> str:
-    """`${x%suffix}` and `${x#prefix}` without patterns; any other change is not made."""
+    """`${x%suffix}`, `${x#prefix}` and `${x//from/to}` without patterns; any other change is not made."""
+    if change := re.match(r"(//?)([^/]+)(?:/(.*))?$", rest, re.DOTALL):
+        old, new = text(change[2], values), text(change[3] or "", values)
+        return value.replace(old, new, -1 if change[1] == "//" else 1)
     if cut := re.match(r"(%%?|##?)(.*)$", rest, re.DOTALL):
         piece = text(cut[2], values)
         return value.removesuffix(piece) if cut[1][0] == "%" else value.removeprefix(piece)

@@ -86,7 +86,8 @@ class _Walker:
         if t.kind == "arith":
             return i + 1, bool(arithmetic(t.text, self.values)) if act else True
         if t.kind == "op" and t.text == "(":
-            end, ok = self.sequence(ts, i + 1, act=act)
+            with self.values.aside():
+                end, ok = self.sequence(ts, i + 1, act=act)
             return end + 1, ok
         if t.text == "!":
             i, ok = self.command(ts, i + 1, act=act)
@@ -287,6 +288,13 @@ class _Walker:
             return True
         if name == "false":
             return False
+        if name == "set" and "--" in argv:
+            self.values.positional = argv[argv.index("--") + 1 :]
+            return True
+        if name == "unset":
+            for gone in argv[1:]:
+                self.values.own.pop(gone, None)
+            return True
         if name == "shift":
             self.values.positional = self.values.positional[1:]
             return True
