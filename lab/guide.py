@@ -15,7 +15,7 @@ def extract(guide: Path, to: Path) -> Path:
     text = guide.read_text(encoding="utf-8")
     for start in re.finditer(r"^#!.*python.*$", text, re.MULTILINE):
         rest = text[start.start() :]
-        heading = re.search(r"^(?:```|#+ |\d+\.\d+ )", rest[1:], re.MULTILINE)
+        heading = re.search(r"^(?:```|\d+\.\d+ )", rest[1:], re.MULTILINE)
         script = rest[: heading.start() + 1] if heading else rest
         if "--decode-servers-urls" in script:
             compile(script, str(guide), "exec")

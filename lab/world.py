@@ -61,7 +61,7 @@ class World:
         self._room = Room()
         self._pull_port = free_port()
         self._pd: Server | None = None
-        self._encoders: list[Server] = []
+        self._encoders: list[Server | None] = [None, None]
 
     @property
     def pd(self) -> Server:
@@ -72,41 +72,51 @@ class World:
     @property
     def encoders(self) -> list[Server]:
         """Both."""
-        return self._encoders
+        return [e for e in self._encoders if e is not None]
 
     def prepare(self, room: Room) -> None:
-        """Everybody alive, with that much room, and nothing counted yet."""
+        """Everybody alive, with that much room, and nothing counted yet. Only who must is started anew."""
         self.outcome = Outcome()
-        changed = room != self._room
-        if self._pd is None or changed or not self._lives():
-            self._drop()
-            self._room = room
-            self._pull_port = free_port()
-            self._pd = self.target.pd(self._pull_port, **room.pd)
-            self._encoders[:] = [self.target.encoder(self._pull_port, **room.encoder) for _ in range(2)]
-            for server in (self._pd, *self._encoders):
-                server.wait_ready()
-        for encoder in self._encoders:
-            u = fresh()
-            assert ask(encoder, [part(u)], max_tokens=1).status == 200
-            self.pd.wait_event(f"received metadata for mm_hash={u}")
+        before, self._room = self._room, room
+        if self._pd is None or room.pd != before.pd or not self._pd_lives():
+            self._start_pd()
+        for i, encoder in enumerate(self._encoders):
+            if encoder is None or room.encoder != before.encoder or not encoder.alive():
+                if encoder is not None:
+                    encoder.destroy()
+                self._encoders[i] = self.target.encoder(self._pull_port, **room.encoder)
+        self.pd.wait_ready()
+        for encoder in self.encoders:
+            encoder.wait_ready()
+            self._link(encoder)
         assert ask(self.pd, "flush", max_tokens=1).status == 200
-        self.front.start(self.pd, self._encoders, list(room.flags))
+        self.front.start(self.pd, self.encoders, list(room.flags))
         until(self.front.settled, 60, "the front is not ready")
+
+    def _start_pd(self) -> None:
+        """Where it was before, if it was."""
+        port = None if self._pd is None else self._pd.port
+        if self._pd is not None:
+            self._pd.destroy()
+        extra = {"pull_host": "127.0.0.1", "pull_port": self._pull_port} | self._room.pd
+        self._pd = self.target.launch("pd", "ec_consumer", extra, port=port)
+
+    def _link(self, encoder: Server) -> None:
+        """Until what it pushes arrives: its socket finds a new PD in its own time."""
+        u = fresh()
+        assert ask(encoder, [part(u)], max_tokens=1).status == 200
+        self.pd.wait_event(f"received metadata for mm_hash={u}")
 
     def restart_pd(self) -> None:
         """A new life of the PD at the same addresses; the front stays."""
-        old = self.pd
-        old.destroy()
-        extra = {"pull_host": "127.0.0.1", "pull_port": self._pull_port} | self._room.pd
-        self._pd = self.target.launch("pd", "ec_consumer", extra, port=old.port)
-        self._pd.wait_ready()
-        until(self.front.settled, 60, f"{self.front.name} does not find the new PD")
+        self._start_pd()
+        self.pd.wait_ready()
+        until(self.front.settled, 60, "the front does not find the new PD")
 
     def truth(self, url: str) -> object:
         """What the PD says of a picture that came to it the right way, whatever the front does."""
         u = fresh()
-        assert ask(self._encoders[1], [part(u, url)], max_tokens=1).status == 200
+        assert ask(self.encoders[1], [part(u, url)], max_tokens=1).status == 200
         return ask(self.pd, [part(u, url), text()], cache_salt=fresh(), **TELLING).answer()
 
     def ask(self, content: object, *, expected: object = None, **more: Any) -> Asked:
@@ -147,21 +157,15 @@ class World:
         self.outcome.pd_died = not self._pd_lives()
         return self.outcome
 
-    def _lives(self) -> bool:
-        return all(s.alive() for s in self._encoders) and self._pd_lives()
-
     def _pd_lives(self) -> bool:
         try:
             return self.pd.alive() and ask(self.pd, "flush", max_tokens=1).status == 200
         except (HTTPException, OSError):
             return False
 
-    def _drop(self) -> None:
+    def close(self) -> None:
+        """Ends everybody."""
         self.front.stop()
         for server in (self._pd, *self._encoders):
             if server is not None:
                 server.destroy()
-
-    def close(self) -> None:
-        """Ends everybody."""
-        self._drop()

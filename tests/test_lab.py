@@ -245,7 +245,7 @@ def test_setup_without_a_registry_says_so_by_its_code(tmp_path: Path) -> None:
 
 def test_the_guides_proxy_is_found_in_its_text(tmp_path: Path) -> None:
     text = tmp_path / "guide.md"
-    script = '#!/usr/bin/env python3\n"""A proxy."""\nimport argparse\nF = "--decode-servers-urls"\n'
+    script = '#!/usr/bin/env python3\n"""A proxy."""\n# A comment.\nF = "--decode-servers-urls"\n'
     text.write_text(f"4.4 Start\n\n#!/usr/bin/env bash\ntrue\n\n4.5 Proxy\n\n{script}\n4.6 Send\n\ncurl x\n")
     assert guide.extract(text, tmp_path / "proxy.py").read_text().strip() == script.strip()
     text.write_text("nothing of the kind")
