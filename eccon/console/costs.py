@@ -27,7 +27,7 @@ def question(action: str, state: ClusterState, process: Process | None) -> tuple
     return title, lines
 
 
-_VERBS = {"restart": "Restart", "stop": "Stop", "kill": "Kill", "remove": "Remove"}
+_VERBS = {"restart": "Restart", "stop": "Stop", "kill": "Kill", "remove": "Remove", "drain": "Drain"}
 
 
 def _n(count: int, word: str) -> str:
@@ -48,6 +48,9 @@ def _encoder(action: str, state: ClusterState, process: Process) -> list[str]:
         lines.append(f"{_n(held, 'item')} being encoded and {_n(staged, 'item')} staged there are lost")
         if staged:
             lines.append("A PD that waits for a staged item may exit: stop drains first")
+    elif action == "drain":
+        lines.append(f"{_n(held, 'item')} being encoded, {_n(staged, 'item')} staged: they go on to the PD")
+        lines.append("It goes on running and gets no more items, until it is resumed")
     else:
         lines.append(f"{_n(held, 'item')} being encoded, {_n(staged, 'item')} staged: drained first")
     if others:

@@ -99,6 +99,14 @@ class Deeds:
         """Takes the chosen encoder out of the cluster."""
         self._with_process("remove")
 
+    def act_drain(self) -> None:
+        """Gives the chosen encoder no more items."""
+        self._with_process("drain")
+
+    def act_resume(self) -> None:
+        """Gives the chosen encoder items again."""
+        self._with_process("resume")
+
     def act_add(self) -> None:
         """Adds an encoder."""
         self._ask("add", None)
@@ -147,7 +155,7 @@ class Deeds:
     def act_diagnostics(self) -> None:
         """Writes the bundle into the present directory."""
         name = f"eccon-{export.safe(self._app.state.cluster.name)}-{time.strftime('%Y%m%d-%H%M%S')}.tar.gz"
-        self._run_command("Diagnostics bundle", ["diagnostics", str(Path(name).absolute())])
+        self._send("diagnostics", str(Path(name).absolute()))
 
     def _run_command(self, title: str, arguments: list[str]) -> None:
         """Runs an `eccon` command for this cluster beside the console."""

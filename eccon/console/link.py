@@ -95,6 +95,8 @@ class Link:
 def _why(error: BaseException) -> str:
     if isinstance(error, msgspec.MsgspecError):
         return f"the daemon speaks another version: {error}"
+    if isinstance(error, OSError) and error.filename:
+        return f"{error.filename}: {error.strerror}"
     if isinstance(error, OSError) and error.errno is not None:
         return f"no daemon answers: {os.strerror(error.errno)}"
     return str(error) or f"no daemon answers: {type(error).__name__}"
@@ -154,6 +156,26 @@ async def _scale(client: Client, count: str) -> str:
     return f"there will be {count} encoders"
 
 
+async def _drain(client: Client, name: str) -> str:
+    await client.drain(name)
+    return f"{name} gets no more items"
+
+
+async def _resume(client: Client, name: str) -> str:
+    await client.resume(name)
+    return f"{name} gets items again"
+
+
+async def _diagnostics(client: Client, path: str) -> str:
+    """The bundle is private: it is written for its owner only, and never over another file."""
+    size = 0
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    with os.fdopen(fd, "wb") as file:
+        async for chunk in client.diagnostics():
+            size += file.write(chunk)
+    return f"{size / 2**20:.1f} MiB in {path}"
+
+
 async def _shutdown(client: Client, _name: str) -> str:
     await client.shutdown()
     return "the cluster goes down, and its daemon with it"
@@ -171,5 +193,8 @@ _ACTIONS = {
     "reload": _reload,
     "roll": _roll,
     "scale": _scale,
+    "drain": _drain,
+    "resume": _resume,
+    "diagnostics": _diagnostics,
     "shutdown": _shutdown,
 }

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import stat
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -88,6 +89,8 @@ async def test_the_cursor_stays_on_its_row_whatever_moves(daemon: FakeDaemon) ->
         (("U",), "POST /v1/up"),
         (("D", "y"), "POST /v1/down"),
         (("f5", "y"), "POST /v1/reload"),
+        (("d", "y"), "POST /v1/encoders/encoder-0/drain"),
+        (("u",), "POST /v1/encoders/encoder-0/resume"),
         (("R", "y"), "POST /v1/encoders/restart"),
         (("P", "y"), "POST /v1/processes/pd/restart"),
     ],
@@ -120,11 +123,26 @@ async def test_scale_asks_how_many_and_what_it_costs(daemon: FakeDaemon) -> None
         await until(lambda: "POST /v1/encoders/scale?count=9" in daemon.requests)
 
 
+async def test_the_diagnostics_bundle_is_written_for_its_owner(
+    daemon: FakeDaemon, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    async with watching(daemon) as (app, pilot):
+        await press(pilot, "f9")
+        await until(lambda: " MiB in " in "".join(t for t, _ in app.message))
+        (bundle,) = tmp_path.glob("eccon-lab-*.tar.gz")
+        assert stat.S_IMODE(bundle.stat().st_mode) == 0o600
+        assert bundle.read_bytes() == b'{"name":"encoder-9"}'
+        monkeypatch.chdir("/proc")
+        await press(pilot, "f9")
+        await until(lambda: "diagnostics bundle: /proc" in "".join(t for t, _ in app.message))
+
+
 async def test_a_command_runs_beside_the_console(daemon: FakeDaemon, tmp_path: Path) -> None:
     config = tmp_path / "eccon.toml"
     config.write_text("nonsense = [")
     async with watching(daemon) as (app, pilot):
-        await press(pilot, "f9")
+        await press(pilot, "f8")
         await until(lambda: "not on this machine" in "".join(t for t, _ in app.message))
         app.push_screen(Output("Check", ["-f", str(config), "config", "check"]))
         await until(lambda: "ended with 2" in screen_text(app), 20)
