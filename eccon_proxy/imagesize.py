@@ -11,6 +11,8 @@ HEAD = 512
 """Bytes of a part in which its data URL must have begun."""
 STEPS = (64, 4096, 65536, 262144)
 """Bytes of the image that are looked at, more when an EXIF block or the like stands before the size."""
+LARGEST = 100_000_000
+"""Pixels beyond which a header tells nonsense: nobody would encode that."""
 _NO_SIZE = frozenset({0x01, *range(0xD0, 0xD9)})
 _FRAMES = frozenset({*range(0xC0, 0xD0)} - {0xC4, 0xC8, 0xCC})
 
@@ -32,7 +34,7 @@ def pixels(plan: Plan, item: Item) -> int | None:
             return None
         size = size_of(data)
         if size is not None:
-            return size[0] * size[1]
+            return size[0] * size[1] if 0 < size[0] * size[1] <= LARGEST else None
         if whole < len(chars) or data[:2] != b"\xff\xd8":
             return None
     return None

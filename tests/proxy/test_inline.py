@@ -1,6 +1,7 @@
 """`--inline-media`: one download, data URLs to both sides, and bounds on what is fetched."""
 
 import base64
+import gzip
 from collections.abc import AsyncIterator
 
 import pytest
@@ -36,8 +37,17 @@ class Site:
                 return web.Response(status=302, headers={"location": "file:///etc/passwd"})
             case "/page":
                 return web.Response(text="<html>", content_type="text/html")
+            case "/big":
+                return web.Response(body=b"x" * 4000, content_type="image/png")
             case "/large":
                 return web.Response(body=b"x" * 6000, content_type="image/png")
+            case "/quoted":
+                return web.Response(body=PNG, headers={"content-type": 'image/a"}},"uuid":"x'})
+            case "/coded":
+                return web.Response(
+                    body=gzip.compress(bytes(1000)),
+                    headers={"content-type": "image/png", "content-encoding": "gzip"},
+                )
             case "/image":
                 return web.Response(body=PNG, content_type="image/png")
         return web.Response(status=404)
@@ -73,6 +83,7 @@ async def test_one_download_and_data_urls_on_both_sides(allowed: Cluster, site: 
     image = site.url("/image")
     body = body_of(text(), remote(image), remote(site.url("/redirect"), detail="low"), remote(image), x=1.0)
     assert (await allowed.proxy.chat(body)).status == 200
+    # The redirect leads to the same image, but that is not known before.
     assert sorted(site.asked) == ["/image", "/image", "/redirect"], "identical parts are fetched once"
     data = "data:image/png;base64," + base64.b64encode(PNG).decode()
     parts = allowed.pd.calls[0].json()["messages"][0]["content"]
@@ -99,6 +110,8 @@ async def test_data_urls_stay_as_they_are(allowed: Cluster, site: Site) -> None:
         ("/large", "longer than 5000"),
         ("/loop", "redirects"),
         ("/file", "no http URL"),
+        ("/quoted", "no image"),
+        ("/coded", "coding"),
     ],
 )
 async def test_what_may_not_be_fetched_is_a_400(allowed: Cluster, site: Site, path: str, word: str) -> None:
@@ -110,11 +123,41 @@ async def test_what_may_not_be_fetched_is_a_400(allowed: Cluster, site: Site, pa
 
 @pytest.mark.parametrize(
     "host",
-    ["127.0.0.1", "localhost", "169.254.169.254", "10.0.0.1", "[::1]", "[::ffff:127.0.0.1]"],
-)
+    [
+        "127.0.0.1", "localhost", "169.254.169.254", "10.0.0.1", "[::1]", "[::ffff:127.0.0.1]",
+        "127.1", "2130706433", "0x7f000001", "0177.0.0.1", "0", "127.0.0.1.", "localhost.",
+        "127。0。0。1", "１２７.0.0.1", "user@127.0.0.1", "[::127.0.0.1]", "[64:ff9b::7f00:1]",
+        "[2002:7f00:1::1]", "[::]", "[fec0::1]", "[fe80::1%25lo]", "[fd00::1]", "100.64.0.1", "224.0.0.1",
+    ],
+)  # fmt: skip
 async def test_no_address_of_the_own_network(clusters: Clusters, site: Site, host: str) -> None:
     cluster = await clusters.get(*FLAGS)
     url = f"http://{host}:{site.port}/image"
     (await cluster.proxy.chat(body_of(remote(url)))).error(400)
     assert not site.asked
     assert not cluster.pd.calls
+
+
+async def test_one_address_is_fetched_once_whatever_else_differs(allowed: Cluster, site: Site) -> None:
+    url = site.url("/image")
+    body = body_of(remote(url), remote(url, detail="low"), remote(url, detail="high"))
+    assert (await allowed.proxy.chat(body)).status == 200
+    assert site.asked == ["/image"]
+    assert allowed.encodes == 3
+
+
+async def test_nothing_is_fetched_for_more_items_than_fit(allowed: Cluster, site: Site) -> None:
+    body = body_of(*(remote(site.url(f"/image?{n}")) for n in range(33)))
+    (await allowed.proxy.chat(body)).error(400)
+    assert not site.asked
+
+
+async def test_an_image_in_many_places_does_not_make_a_body_without_end(
+    clusters: Clusters, site: Site
+) -> None:
+    cluster = await clusters.get(*FLAGS, "--inline-private", "--max-body", "20000")
+    body = body_of(*[remote(site.url("/big"))] * 9)
+    assert "longer than 20000" in (await cluster.proxy.chat(body)).error(400)["message"]
+    body = body_of(*(remote(site.url(f"/big?{n}")) for n in range(9)))
+    assert "longest body" in (await cluster.proxy.chat(body)).error(400)["message"]
+    assert not cluster.encodes

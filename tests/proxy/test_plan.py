@@ -3,6 +3,7 @@
 import base64
 import io
 import json
+import struct
 import tracemalloc
 from typing import Any
 
@@ -220,6 +221,15 @@ def test_pixels_are_read_from_the_header(form: str, extra: dict[str, Any], slash
 )
 def test_unknown_sizes_are_none(data: str) -> None:
     plan = parse(chat(f'{{"type":"image_url","image_url":{{"url":"{data}"}}}}'), kinds=ALL)
+    assert pixels(plan, plan.items[0]) is None
+
+
+@pytest.mark.parametrize("size", [(0, 5), (2**32 - 1, 2**32 - 1), (20_000, 20_000)])
+def test_a_size_that_is_nonsense_is_none(size: tuple[int, int]) -> None:
+    # It would count for all images of unknown size, for long.
+    head = b"\x89PNG\r\n\x1a\n" + struct.pack(">I4sII", 13, b"IHDR", *size) + bytes(20)
+    url = "data:image/png;base64," + base64.b64encode(head).decode()
+    plan = parse(chat(f'{{"image_url":"{url}"}}'), kinds=ALL)
     assert pixels(plan, plan.items[0]) is None
 
 
