@@ -107,7 +107,8 @@ def admin_app(core: Core, drains: Drains) -> Litestar:
     @delete("/admin/encoders/{encoder_id:str}", status_code=200)
     async def remove(encoder_id: str, now: bool = False, force: bool = False) -> Response[bytes]:
         encoder = find(encoder_id)
-        if len(core.encoders) == 1 and not force:
+        others = [e for e in core.encoders.values() if e is not encoder and not drains.removes(e)]
+        if not others and not force:
             raise HTTPException("the last encoder is removed only with ?force=true", status_code=409)
         info = encoder.info()
         await drains.remove(encoder, now=now)
@@ -172,7 +173,7 @@ def _join(core: Core, new: NewEncoder) -> Encoder:
         url = normal_url(new.url)
     except SettingsError as error:
         raise HTTPException(str(error), status_code=422) from None
-    if url in core.own_urls():
+    if core.is_own(url):
         raise HTTPException(f"{url} is this proxy itself", status_code=422)
     if any(e.url == url for e in core.encoders.values()) or any(pd.url == url for pd in core.pds):
         raise HTTPException(f"{url} is a member already", status_code=409)

@@ -16,14 +16,14 @@ from eccon_proxy.fanout import Services
 from eccon_proxy.group import Group
 from eccon_proxy.headers import Keys
 from eccon_proxy.identity import Identity
-from eccon_proxy.log import RequestLog
+from eccon_proxy.log import RequestLog, logger
 from eccon_proxy.memberfile import listed
 from eccon_proxy.metrics import Labels, Metrics
 from eccon_proxy.otlp import Exporter
 from eccon_proxy.pd import PD
 from eccon_proxy.probes import Prober
 from eccon_proxy.schema import ProxyState
-from eccon_proxy.settings import Settings, groups
+from eccon_proxy.settings import Settings, admin_address, groups, listens_at
 from eccon_proxy.trace import Recorder, Traces
 from eccon_proxy.weights import Weights
 
@@ -51,6 +51,7 @@ class Core:
     def __init__(self, settings: Settings, address: tuple[str | int, ...] | None = None) -> None:
         self.settings = settings
         self._address = address or (settings.host, settings.port)
+        self._admin = admin_address(settings)
         self.encode_kinds = frozenset(settings.encode_kinds)
         self.started_at = time.time()
         self.metrics = Metrics()
@@ -159,12 +160,9 @@ class Core:
         pd.refuse_if_away()
         return pd
 
-    def own_urls(self) -> set[str]:
-        """URLs under which this proxy itself is reached."""
-        host, port = self._address[:2]
-        hosts = {str(host), "127.0.0.1", "[::1]"} if host in {"0.0.0.0", "::", "127.0.0.1"} else {str(host)}
-        scheme = "https" if self.settings.ssl_certfile else "http"
-        return {f"{scheme}://{h}:{port}" for h in hosts}
+    def is_own(self, url: str) -> bool:
+        """Whether this proxy itself, or its admin API, is reached under a normal URL."""
+        return any(listens_at(str(a[0]), int(a[1]), url) for a in (self._address, self._admin) if a)
 
     def free_id(self) -> str:
         """The first `encoder-N` that no member has."""
@@ -214,13 +212,19 @@ class Core:
         self.feed.publish("trace", recorder)
 
     def _pd_changed(self, pd: PD) -> None:
+        say = logger.info if pd.state == "ready" else logger.warning
+        say("PD %s: %s %s", pd.url, pd.state, pd.reason or f"(process started at {pd.epoch})")
         self.feed.publish("pd", pd.info())
         pd.group.pd_ready = pd.state == "ready"
         pd.group.changed()
 
     def _encoder_changed(self, encoder: Encoder) -> None:
         state = encoder.state + encoder.reason
-        if self._states.get(encoder.id) != state:
+        told = self._states.get(encoder.id)
+        if told != state:
+            if told is None or not told.startswith(encoder.state):
+                say = logger.warning if encoder.state in {"down", "ejected"} else logger.info
+                say("%s (%s): %s %s", encoder.id, encoder.url, encoder.state, encoder.reason)
             self._states[encoder.id] = state
             self.feed.publish("encoder", encoder.info())
         elif self.feed.watched:

@@ -46,6 +46,10 @@ class Drains:
         self._tasks[encoder.id] = task
         task.add_done_callback(lambda t: self._ended(encoder, t))
 
+    def removes(self, encoder: Encoder) -> bool:
+        """Whether it leaves when it is drained."""
+        return encoder.id in self._removing
+
     def resume(self, encoder: Encoder) -> None:
         """Give it work again."""
         self._removing.discard(encoder.id)

@@ -23,7 +23,7 @@ def reload(core: Core, drains: Drains) -> None:
     try:
         wanted = listed(path, tuple(pds))
         for url, pd in wanted.items():
-            if url in core.own_urls():
+            if core.is_own(url):
                 raise SettingsError(f"{path}: {url} is this proxy itself")
             if url in present and core.pd_of(present[url]).url != pd:
                 raise SettingsError(

@@ -1,7 +1,9 @@
 """Every setting of the proxy in one frozen struct, checked once, before anything is started."""
 
+import contextlib
 import ipaddress
 import math
+import socket
 import ssl
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -184,20 +186,31 @@ def normal_url(text: str) -> str:
         raise SettingsError(f"{text!r} is not an http URL, as http://127.0.0.1:19101")
     if url.username is not None or url.query or url.fragment:
         raise SettingsError(f"{text!r}: a server's URL has no user, query or fragment")
-    host = url.hostname.lower().rstrip(".")
-    if host == "localhost":
-        host = "127.0.0.1"
-    try:
-        host = ipaddress.ip_address(host).compressed
-    except ValueError:
-        if not host.replace("-", "").replace(".", "").replace("_", "").isalnum():
-            raise SettingsError(f"{text!r}: {host!r} is not a host name") from None
-    if ":" in host:
-        host = f"[{host}]"
+    host = _normal_host(url.hostname.lower().rstrip("."))
+    if not host.strip("[]").replace("-", "").replace(".", "").replace("_", "").replace(":", "").isalnum():
+        raise SettingsError(f"{text!r}: {host!r} is not a host name")
     if port == 0:
         raise SettingsError(f"{text!r}: port 0 is not a server's port")
     path = url.path.rstrip("/")
     return f"{url.scheme}://{host}:{port or (443 if url.scheme == 'https' else 80)}{path}"
+
+
+def _normal_host(host: str) -> str:
+    """One spelling of an address, in brackets when it is IPv6: a socket takes 127.1 and 2130706433 too."""
+    if host == "localhost":
+        return "127.0.0.1"
+    if host[:1].isdigit():
+        with contextlib.suppress(OSError):
+            host = socket.inet_ntoa(socket.inet_aton(host))
+    try:
+        address = ipaddress.ip_address(host)
+    except ValueError:
+        return host
+    if isinstance(address, ipaddress.IPv6Address) and address.ipv4_mapped is not None:
+        address = address.ipv4_mapped
+    if address.is_unspecified:  # whoever connects there arrives at loopback
+        return "[::1]" if address.version == 6 else "127.0.0.1"
+    return f"[{address.compressed}]" if address.version == 6 else address.compressed
 
 
 def groups(settings: Settings) -> tuple[Group, ...]:
@@ -276,6 +289,29 @@ def admin_address(settings: Settings) -> tuple[str, int] | None:
     if host not in {"127.0.0.1", "localhost", "::1"} and not settings.admin_key:
         raise SettingsError(f"--admin {text!r}: other than loopback it needs --admin-key")
     return host, int(port)
+
+
+def listens_at(host: str, port: int, url: str) -> bool:
+    """Whether a socket bound to host and port answers under a normal URL."""
+    parts = urlsplit(url)
+    target = parts.hostname or ""
+    if parts.port != port:
+        return False
+    everywhere = host in {"", "0.0.0.0", "::"}
+    try:
+        wanted = ipaddress.ip_address(target)
+    except ValueError:
+        return target == (socket.gethostname() if everywhere else host).lower()
+    if not everywhere or wanted.is_loopback:
+        return everywhere or _normal_host(host.lower()).strip("[]") == target
+    # Every address of this host: those that a socket can be bound to.
+    family = socket.AF_INET if wanted.version == 4 else socket.AF_INET6
+    try:
+        with socket.socket(family, socket.SOCK_DGRAM) as sock:
+            sock.bind((target, 0))
+    except OSError:
+        return False
+    return True
 
 
 def _unique(name: str, urls: Iterable[str]) -> None:

@@ -143,6 +143,11 @@ async def test_duplicates_are_409_however_written(cluster: Cluster) -> None:
         f"http://localhost:{port}",
         f"http://127.0.0.1:{port}/",
         f"HTTP://LocalHost:{port}",
+        f"http://127.1:{port}",
+        f"http://0x7f000001:{port}",
+        f"http://0.0.0.0:{port}",
+        f"http://[::ffff:127.0.0.1]:{port}",
+        f"http://127.0.0.1.:{port}/",
     ):
         (await cluster.proxy.admin("POST", "/admin/encoders", {"url": url})).error(409)
     assert len(await members(cluster)) == 2
@@ -152,6 +157,7 @@ async def test_itself_the_pd_and_other_schemes_are_422(cluster: Cluster) -> None
     for url in (
         cluster.proxy.url,
         f"http://localhost:{cluster.proxy.port}",
+        f"http://0.0.0.0:{cluster.proxy.port}",
         "ftp://127.0.0.1:21",
         "127.0.0.1:80",
         "file:///etc/passwd",
@@ -193,6 +199,20 @@ async def test_the_last_one_goes_only_by_force(clusters: Clusters) -> None:
     assert answer.status == 201
     await cluster.ready()
     assert (await cluster.proxy.chat(body_of(image(1)))).status == 200
+
+
+async def test_the_last_one_that_stays_goes_only_by_force(clusters: Clusters) -> None:
+    cluster = await clusters.fresh()
+    go = asyncio.Event()
+    leaving = cluster.encoders[0]
+    leaving.always(after(go, leaving.chat))
+    asked = [asyncio.ensure_future(cluster.proxy.chat(body_of(image(n)))) for n in range(2)]
+    await wait_for(lambda: leaving.encodes, "one is busy")
+    assert (await cluster.proxy.admin("DELETE", "/admin/encoders/encoder-0")).status == 200
+    assert "encoder-0" in await members(cluster), "it is drained first"
+    (await cluster.proxy.admin("DELETE", "/admin/encoders/encoder-1")).error(409)
+    go.set()
+    await asyncio.gather(*asked)
 
 
 async def test_drain_waits_for_flight_and_stage_then_flushes(clusters: Clusters) -> None:

@@ -1,6 +1,7 @@
 """Small pure pieces: ids, headers, stream taps, URLs, settings, exports."""
 
 import json
+import socket
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ from eccon_proxy.headers import answer_headers, request_headers
 from eccon_proxy.metrics import Metrics
 from eccon_proxy.requestid import derived, new_id, usable
 from eccon_proxy.schema import Span, Trace
-from eccon_proxy.settings import SettingsError, from_mapping, groups, masked, normal_url
+from eccon_proxy.settings import SettingsError, from_mapping, groups, listens_at, masked, normal_url
 from eccon_proxy.sse import StreamTap
 from eccon_proxy.vitals import encoded, first_model, read_vitals
 
@@ -97,6 +98,13 @@ def test_usage_of_a_stream() -> None:
         ("https://a.b/x/", "https://a.b:443/x"),
         ("http://[::1]:80", "http://[::1]:80"),
         (" http://127.0.0.1:1 ", "http://127.0.0.1:1"),
+        ("http://0.0.0.0:1", "http://127.0.0.1:1"),
+        ("http://[::]:1", "http://[::1]:1"),
+        ("http://127.1:1", "http://127.0.0.1:1"),
+        ("http://2130706433:1", "http://127.0.0.1:1"),
+        ("http://[::ffff:10.0.0.7]:1", "http://10.0.0.7:1"),
+        ("http://3com:1", "http://3com:1"),
+        ("http://gpu_1:1", "http://gpu_1:1"),
     ],
 )
 def test_urls_have_one_form(text: str, normal: str) -> None:
@@ -110,6 +118,26 @@ def test_urls_have_one_form(text: str, normal: str) -> None:
 def test_what_is_no_url(text: str) -> None:
     with pytest.raises(SettingsError):
         normal_url(text)
+
+
+@pytest.mark.parametrize(
+    ("host", "url", "own"),
+    [
+        ("127.0.0.1", "http://127.0.0.1:5", True),
+        ("127.0.0.1", "https://127.0.0.1:5", True),
+        ("127.0.0.1", "http://127.0.0.1:6", False),
+        ("127.0.0.1", "http://127.0.0.2:5", False),
+        ("0.0.0.0", "http://127.0.0.2:5", True),
+        ("0.0.0.0", f"http://{socket.gethostname().lower()}:5", True),
+        ("::", "http://[::1]:5", True),
+        ("localhost", "http://127.0.0.1:5", True),
+        ("0.0.0.0", "http://198.51.100.7:5", False),
+        ("encoder-host", "http://encoder-host:5", True),
+        ("10.0.0.1", "http://encoder-host:5", False),
+    ],
+)
+def test_who_is_meant_by_a_url(host: str, url: str, own: bool) -> None:
+    assert listens_at(host, 5, url) is own
 
 
 def test_groups_must_be_whole() -> None:
