@@ -26,12 +26,12 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Real servers take their time; and what only the stand-in can do is not asked of them."""
-    if config.getoption("--target", "sim") == "lab":
-        for item in list(items):
-            if item.path.name == "test_only_sim.py":
-                items.remove(item)
-            item.add_marker(pytest.mark.timeout(600))
+    """Real servers take their time; and what only one target can do is not asked of the other."""
+    on_lab = config.getoption("--target", "sim") == "lab"
+    foreign = "test_only_sim.py" if on_lab else "test_only_lab.py"
+    items[:] = [item for item in items if item.path.name != foreign]
+    for item in items if on_lab else ():
+        item.add_marker(pytest.mark.timeout(900))
 
 
 @pytest.fixture(scope="session")
