@@ -7,9 +7,10 @@ from collections.abc import Awaitable, Sequence
 from eccon_proxy.errors import Failure, bad_request, busy, down, upstream
 from eccon_proxy.exchange import Exchange
 from eccon_proxy.fanout import Fanout
+from eccon_proxy.guard import LostError
 from eccon_proxy.pd import PD, Forward
 from eccon_proxy.plan import Buffer, Plan, fingerprint, parse, pd_body
-from eccon_proxy.requestid import usable
+from eccon_proxy.requestid import derived, usable
 from eccon_proxy.settings import RBLN_CONNECTOR
 
 __all__ = ["chat", "forward", "limit_time"]
@@ -61,6 +62,26 @@ def _plan(ex: Exchange, body: bytes | bytearray) -> Plan:
 
 
 async def _with_media(ex: Exchange, plan: Plan, pd: PD, mark: int, headers: bytes) -> None:
+    """Encode and ask; once more with new identities when a guarded PD lost an item of it."""
+    keeps = ex.core.services.identity.keeps
+    try:
+        await _encode_and_ask(ex, plan, pd, mark, headers, first=True, again=not keeps)
+        return
+    except LostError as error:
+        ex.start_over(str(error))
+        if keeps:
+            raise upstream(str(error), code="item_lost") from None
+    ex.core.metrics.retries.add("pd", "lost")
+    pd.refuse_if_away()
+    try:
+        await _encode_and_ask(ex, plan, pd, mark, headers, first=False, again=False)
+    except LostError as error:
+        raise upstream(f"{error}, twice", code="item_lost") from None
+
+
+async def _encode_and_ask(
+    ex: Exchange, plan: Plan, pd: PD, mark: int, headers: bytes, *, first: bool, again: bool
+) -> None:
     core = ex.core
     if not pd.group.possible():
         raise down("No encoder is ready", code="encoders_down")
@@ -74,7 +95,7 @@ async def _with_media(ex: Exchange, plan: Plan, pd: PD, mark: int, headers: byte
             ex, pd.room.take(places, core.settings.queue_timeout), "The PD has no room for more items"
         )
     try:
-        fanout = Fanout(core.services, plan, pd, ex.trace, headers)
+        fanout = Fanout(core.services, plan, pd, ex.trace, headers, renew=not first)
         staged = await fanout.run()
     except BaseException:
         pd.room.give(places)
@@ -84,7 +105,17 @@ async def _with_media(ex: Exchange, plan: Plan, pd: PD, mark: int, headers: byte
     uuids = None if core.services.identity.keeps else [s.uuid for s in staged]
     ex.trace.gate()
     core.traces.changed(ex.trace)
-    await forward(ex, request, headers, pd_body(plan, uuids), encoded_at=fanout.last_at)
+    await forward(
+        ex,
+        request,
+        headers,
+        pd_body(plan, uuids),
+        encoded_at=fanout.last_at,
+        guarded=fanout.guarded,
+        again=again,
+        # The first one may be in the engine's books yet.
+        request_id=b"" if first else derived(ex.trace.id, "again"),
+    )
 
 
 async def forward(
@@ -94,20 +125,23 @@ async def forward(
     body: Sequence[Buffer],
     *,
     encoded_at: float | None = None,
+    guarded: bool = False,
+    again: bool = False,
+    request_id: bytes = b"",
 ) -> None:
-    """Send a request to the PD and its answer to the client."""
+    """Send a request to the PD and its answer to the client. `guarded` and `again`: see `Exchange.relay`."""
     pd = request.pd
     pd.forwards.add(request)
     ex.trace.span("pd")
     lines = b"%bcontent-type: %b\r\nx-request-id: %b\r\n" % (
-        headers, ex.content_type or b"application/json", ex.trace.id.encode(),
+        headers, ex.content_type or b"application/json", request_id or ex.trace.id.encode(),
     )  # fmt: skip
     try:
         response = await pd.send(request, ex.path, lines, body, ex.core.settings.first_byte_timeout)
     except BaseException:
         request.end()
         raise
-    await ex.relay(response, request)
+    await ex.relay(response, request, guarded=guarded, again=again)
     if encoded_at is not None and ex.trace.first_byte is not None:
         loop_to_clock = time.perf_counter() - asyncio.get_running_loop().time()
         ex.core.metrics.encode_to_first_byte.observe(ex.trace.first_byte - loop_to_clock - encoded_at)

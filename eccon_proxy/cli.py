@@ -32,6 +32,7 @@ _HELP = {
     "admin_key": "Key of the admin API; needed when it listens beyond loopback.",
     "encode_kinds": "Kinds of media that are encoded, separated by commas; others are refused.",
     "identity": "How items are named to encoder and PD.",
+    "guard": "Whether the EC connector is guarded; auto: as the encoders' answers show.",
     "unsafe_identity": "Allow --identity content or off with a connector that cannot bear it.",
     "connector": "The EC connector of PD and encoders.",
     "policy": "How an encoder is chosen.",

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from eccon_proxy.errors import Failure, bad_request
 from eccon_proxy.errors import upstream as upstream_failure
+from eccon_proxy.guard import Head, LostError, is_lost_answer, placeholder
 from eccon_proxy.headers import answer_headers, request_headers
 from eccon_proxy.log import logger
 from eccon_proxy.pd import Forward
@@ -209,6 +210,15 @@ class Exchange:
         self.answered = True
         await self._send({"type": "http.response.body", "body": body, "more_body": False})
 
+    def start_over(self, reason: str) -> None:
+        """What was begun at the PD came to nothing, and nothing of it is out."""
+        self.status = 0
+        self.trace.first_byte = None
+        for span in self.trace.spans:
+            if span.kind in {"pd", "stream"} and span.outcome == "ok":
+                span.close()
+                span.outcome, span.error = "error", reason
+
     async def fail(self, failure: Failure) -> None:
         """Send an error of ours, in the form that is still possible."""
         self.error = failure.message
@@ -218,17 +228,24 @@ class Exchange:
             headers.append((b"x-request-id", self.trace.id.encode()))
             await self.answer(failure.status, headers, failure.body)
 
-    async def relay(self, response: Response, forward: Forward) -> None:
-        """Pass an answer on, byte for byte."""
+    async def relay(
+        self, response: Response, forward: Forward, *, guarded: bool = False, again: bool = False
+    ) -> None:
+        """Pass an answer on, byte for byte.
+
+        `guarded`: raises `LostError` when it shows that the PD ended the request for a lost item and the
+        client has got nothing yet. A PD's own error is passed on all the same unless it is tried `again`.
+        """
         headers, is_stream = answer_headers(response.headers, self.trace.id.encode())
         self.status = response.status
         broken = False
         try:
             if is_stream:
                 self.trace.stream = True
-                await self._relay_stream(response, forward, headers, StreamTap())
+                tap = StreamTap(watch_end=guarded)
+                await self._relay_stream(response, forward, headers, tap, Head() if guarded else None)
             else:
-                await self._relay_whole(response, forward, headers)
+                await self._relay_whole(response, forward, headers, guarded=guarded, again=again)
         except UpstreamError as error:
             broken = error.cause != "timeout"
             await self._broke(error, is_stream=is_stream)
@@ -237,12 +254,23 @@ class Exchange:
             forward.end(broken=broken)
 
     async def _relay_whole(
-        self, response: Response, forward: Forward, headers: list[tuple[bytes, bytes]]
+        self,
+        response: Response,
+        forward: Forward,
+        headers: list[tuple[bytes, bytes]],
+        *,
+        guarded: bool,
+        again: bool,
     ) -> None:
         body = await response.read_all(WHOLE)
+        if guarded and body is not None:
+            if placeholder(body):
+                raise LostError("The PD answered with zeros in place of an item")
+            if again and is_lost_answer(response.status, body) and await forward.pd.lives_on():
+                raise LostError("The PD could not get an item")
         self._first_byte(response, forward)
         if body is None:
-            await self._relay_stream(response, forward, headers, None)
+            await self._relay_stream(response, forward, headers, None, None)
             return
         usage = tokens(body)
         self.trace.prompt_tokens = usage.get(b"prompt")
@@ -256,17 +284,26 @@ class Exchange:
         forward: Forward,
         headers: list[tuple[bytes, bytes]],
         tap: StreamTap | None,
+        head: Head | None,
     ) -> None:
         send, read = self._send, response.read
         if (length := response.header(b"content-length")) is not None:
             headers.append((b"content-length", length))
-        self.started = True
-        await send({"type": "http.response.start", "status": response.status, "headers": headers})
+        if head is None:
+            await self._begin(response.status, headers)
         total = 0
         try:
             while data := await read():
                 if forward.unanswered:
                     self._first_byte(response, forward)
+                if head is not None:
+                    verdict = head.feed(data)
+                    if verdict == "hold":
+                        continue
+                    if verdict == "lost" or placeholder(head.held):
+                        raise LostError("The PD could not get an item")
+                    data, head = bytes(head.held), None
+                    await self._begin(response.status, headers)
                 total += len(data)
                 if tap is not None:
                     tap.feed(data)
@@ -280,8 +317,14 @@ class Exchange:
                 self.trace.completion_tokens = usage.get(b"completion")
         if forward.unanswered:
             self._first_byte(response, forward)
+        if head is not None:
+            raise LostError("The PD ended its answer before it had begun")
         self.answered = True
         await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    async def _begin(self, status: int, headers: list[tuple[bytes, bytes]]) -> None:
+        self.started = True
+        await self._send({"type": "http.response.start", "status": status, "headers": headers})
 
     def _first_byte(self, response: Response, forward: Forward) -> None:
         forward.first_byte(used=response.status == 200)

@@ -12,6 +12,7 @@ import msgspec
 
 from eccon_proxy.encoders import Encoder, Staged
 from eccon_proxy.errors import Failure, bad_request, busy, down, upstream
+from eccon_proxy.guard import DELIVERED
 from eccon_proxy.identity import Identity
 from eccon_proxy.metrics import Metrics
 from eccon_proxy.pd import PD
@@ -44,7 +45,16 @@ class Services(msgspec.Struct, frozen=True):
 class Fanout:
     """The encodes of one request."""
 
-    def __init__(self, services: Services, plan: Plan, pd: PD, recorder: Recorder, headers: bytes) -> None:
+    def __init__(
+        self,
+        services: Services,
+        plan: Plan,
+        pd: PD,
+        recorder: Recorder,
+        headers: bytes,
+        *,
+        renew: bool = False,
+    ) -> None:
         self._settings = services.settings
         self._metrics = services.metrics
         self._identity = services.identity
@@ -55,6 +65,13 @@ class Fanout:
         self._weights = [services.weights.of(plan, item) for item in plan.items]
         self._staged: list[Staged | None] = [None] * len(plan.items)
         self._tries = [0] * len(plan.items)
+        self._renew = renew
+        """Whether this is a second time: whatever the identity was, it is a new one now."""
+        if renew:
+            for span in recorder.spans:
+                for i, item in enumerate(plan.items):
+                    if span.kind == "encode" and span.item == item.index:
+                        self._tries[i] = max(self._tries[i], span.attempt)
         self._rounds = [0] * len(plan.items)
         self._generation = pd.generation
         self._tasks: dict[asyncio.Task[None], int] = {}
@@ -65,6 +82,8 @@ class Fanout:
         self.first_at = 0.0
         """Loop time at which the first item was encoded."""
         self.last_at = 0.0
+        self.guarded = services.settings.guard == "on"
+        """Whether any encoder showed that the connector is guarded."""
 
     async def run(self) -> Sequence[Staged]:
         """Encode all items; what is returned is usable at this very moment.
@@ -259,7 +278,7 @@ class Fanout:
         item = self._plan.items[position]
         self._tries[position] += 1
         tries = self._tries[position]
-        uuid = self._identity.make(self._plan, item)
+        uuid = self._identity.make(self._plan, item, renew=self._renew)
         span = self._recorder.span(
             "encode",
             item=item.index,
@@ -279,7 +298,8 @@ class Fanout:
             request_id = derived(self._recorder.id, f"{item.index}.{tries}")
             headers = b"%bx-request-id: %b\r\n" % (self._headers, request_id)
             body = encoder_body(self._plan, item, uuid)
-            await ask(encoder, headers, body, item, limit=self._settings.encode_timeout, fresh=fresh)
+            word = await ask(encoder, headers, body, item, limit=self._settings.encode_timeout, fresh=fresh)
+            self._require_delivery(encoder, word)
             if life != encoder.life:
                 raise EncodeError("lost", f"{encoder.id} went down meanwhile", blame=False)
             outcome = "ok"
@@ -310,6 +330,19 @@ class Fanout:
         if uuid is None and item.client_uuid is not None:
             self._identity.saw(item.client_uuid, encoder.id)
         return encoder.hold(uuid if uuid is not None else self._identity.label(item), now)
+
+    def _require_delivery(self, encoder: Encoder, word: str | None) -> None:
+        """A guarded encoder's 200 counts only with the PD's acknowledgement in it."""
+        mode = self._settings.guard
+        if mode == "off" or (word is None and mode == "auto"):
+            return
+        self.guarded = True
+        if word is None:
+            message = f"{encoder.id} does not say whether the PD got the item: it is not guarded"
+            raise EncodeError("undelivered", message, blame=False)
+        if word != DELIVERED:
+            message = f"{encoder.id} encoded the item, but the PD did not get it ({word})"
+            raise EncodeError("undelivered", message, blame=False)
 
 
 async def _first_of(visits: "Sequence[asyncio.Task[Staged]]") -> Staged:

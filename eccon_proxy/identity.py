@@ -32,9 +32,12 @@ class Identity:
         """Whether the client's body stays as it is."""
         return self.mode == "off"
 
-    def make(self, plan: Plan, item: Item) -> bytes | None:
-        """An identity for one attempt at an item; None leaves the part as the client sent it."""
-        if self.mode == "attempt":
+    def make(self, plan: Plan, item: Item, *, renew: bool = False) -> bytes | None:
+        """An identity for one attempt at an item; None leaves the part as the client sent it.
+
+        With `renew` it is one that was never used, where identities are ours to give.
+        """
+        if self.mode == "attempt" or (renew and self.mode == "content"):
             return b"%b-%010x" % (self._prefix, next(self._serial))
         return content_uuid(plan, item) if self.mode == "content" else None
 

@@ -304,6 +304,12 @@ class PD:
         finally:
             response.close()
 
+    async def lives_on(self) -> bool:
+        """Whether it answers and is still the same: what it failed was one request."""
+        generation = self.generation
+        await self.check()
+        return self.state == "ready" and generation == self.generation
+
     async def confirm(self, moment: float) -> None:
         """Make sure that it was heard after `moment`, or raise the 503 that says it was not."""
         for _ in range(2):

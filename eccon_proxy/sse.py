@@ -2,21 +2,26 @@
 
 import re
 
+from eccon_proxy.guard import placeholder
+
 __all__ = ["StreamTap", "error_event", "tokens"]
 
 CAP = 64 * 1024
 """Bytes of an unfinished event that are looked at; of a longer one only the beginning."""
 TAIL = 4096
 _USAGE = re.compile(rb'"(prompt|completion)_tokens"\s*:\s*(\d{1,12})')
+_FINISH = re.compile(rb'"finish_reason"\s*:\s*"')
 _ERROR = re.compile(rb'(?:^|[\r\n])data:\s*\{\s*"error"\s*:\s*(?!null)')
 
 
 class StreamTap:
     """Notes an error event, and the last read that tells usage: it may come some events before the end."""
 
-    __slots__ = ("_open", "_usage", "error")
+    __slots__ = ("_finished", "_open", "_usage", "_watch_end", "error")
 
-    def __init__(self) -> None:
+    def __init__(self, *, watch_end: bool = False) -> None:
+        self._watch_end = watch_end
+        self._finished = False
         self._open = b""
         """The beginning of an event whose end has not come."""
         self._usage = b""
@@ -35,6 +40,16 @@ class StreamTap:
             self.error = data[m.start() : m.start() + 500].strip().decode("utf-8", "replace")
         if b'"usage"' in data:
             self._usage = data
+        if self._watch_end and not self.error:
+            self._look_for_end(data)
+
+    def _look_for_end(self, data: bytes) -> None:
+        """With a guarded PD: an end without a reason is a failure, and so are zeros in place of an item."""
+        self._finished = self._finished or _FINISH.search(data) is not None
+        if placeholder(data):
+            self.error = "The PD answered with zeros in place of an item"
+        elif not self._finished and b"data: [DONE]" in data:
+            self.error = "The PD ended the stream without a finish_reason"
 
     def usage(self) -> dict[bytes, int]:
         """Prompt and completion tokens, if the stream said them."""

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 
 import msgspec
 
+from eccon_proxy import guard
 from eccon_proxy.encoders import Encoder
 from eccon_proxy.errors import Failure
 from eccon_proxy.plan import Buffer, Item
@@ -54,8 +55,10 @@ class Attempt:
 
 async def ask(
     encoder: Encoder, headers: bytes, body: Sequence[Buffer], item: Item, *, limit: float, fresh: bool
-) -> None:
+) -> str | None:
     """Have one item encoded: returns when the encoder has answered that it did.
+
+    What is returned is a guarded encoder's word on its push (see `eccon_proxy.guard`), None of any other.
 
     Raises `EncodeError` when another encoder may do better, and the client's own `Failure` when the
     encoder refuses the item. `limit` is the longest whole visit, in seconds.
@@ -75,7 +78,7 @@ async def ask(
     if status == 200:
         if not encoded(answer):
             raise EncodeError("protocol", f"{encoder.id} answers 200 without choices", blame=True)
-        return
+        return guard.outcome(answer or b"")
     if status in {429, 503}:
         wait = response.header(b"retry-after") or b""
         seconds = float(wait) if wait.isdigit() and len(wait) < 6 else None

@@ -1,21 +1,17 @@
 """Real vLLM with the guarded connector, as the contract tests start it without."""
 
 import os
-from pathlib import Path
 from typing import Any
 
 from eccon.connector import CLASS, DIRECTORY, MODULE
-from tests.contract.target import LabTarget
+from tests.contract.client import ask, fresh, part
+from tests.contract.target import LabTarget, Server, free_port, until
 
-__all__ = ["GuardedLab"]
+__all__ = ["GuardedCluster", "GuardedLab", "encode"]
 
 
 class GuardedLab(LabTarget):
     """The lab, every server of it guarded."""
-
-    def __init__(self, directory: Path) -> None:
-        super().__init__(directory)
-        self.patience = 400.0
 
     def connector(self) -> dict[str, Any]:
         return {"ec_connector": CLASS, "ec_connector_module_path": MODULE}
@@ -23,3 +19,36 @@ class GuardedLab(LabTarget):
     def environment(self) -> dict[str, str]:
         before = os.environ.get("PYTHONPATH")
         return super().environment() | {"PYTHONPATH": str(DIRECTORY) + (f":{before}" if before else "")}
+
+
+class GuardedCluster:
+    """A PD, an encoder, and one that holds a single item. All start at once: a start takes its time."""
+
+    def __init__(self, lab: GuardedLab) -> None:
+        self.lab = lab
+        self.pull_port = free_port()
+        self.pd = lab.pd(self.pull_port)
+        self.first = lab.encoder(self.pull_port)
+        self.small = lab.encoder(self.pull_port, producer_cache_capacity=1)
+
+    def settle(self) -> None:
+        """Wait until everybody is ready and the first items have come through; start what is gone."""
+        if not self.pd.alive():
+            self.pd = self.lab.pd(self.pull_port)
+        if not self.first.alive():
+            self.first = self.lab.encoder(self.pull_port)
+        if not self.small.alive():
+            self.small = self.lab.encoder(self.pull_port, producer_cache_capacity=1)
+        for server in (self.pd, self.first, self.small):
+            server.wait_ready()
+        for encoder in (self.first, self.small):
+            until(lambda e=encoder: encode(e, fresh()) == "delivered", 60, "no way to the PD")  # type: ignore[misc]
+
+
+def encode(encoder: Server, uuid: str, **more: Any) -> str:
+    """Encode an image under this uuid; what became of the push, or the status when it failed."""
+    reply = ask(encoder, [part(uuid, **more)], max_tokens=1)
+    if reply.status != 200:
+        return str(reply.status)
+    found: str = reply.json()["ec_transfer_params"]["ec_guard"][uuid]
+    return found
