@@ -21,6 +21,7 @@ __all__ = [
     "EncoderOverride",
     "Encoders",
     "Launcher",
+    "Limits",
     "Model",
     "Pd",
     "Proxy",
@@ -39,7 +40,9 @@ Port: TypeAlias = Annotated[int, msgspec.Meta(ge=1, le=65535)]
 Seconds: TypeAlias = Annotated[float, msgspec.Meta(gt=0)]
 Name: TypeAlias = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$")]
 Device: TypeAlias = Annotated[int, msgspec.Meta(ge=0)]
+Limit: TypeAlias = Annotated[int, msgspec.Meta(ge=-1)]
 Url: TypeAlias = Annotated[str, msgspec.Meta(pattern=r"^(https?://[^\s/?#@]+(:\d+)?/?)?$")]
+CpuList: TypeAlias = Annotated[str, msgspec.Meta(pattern=r"^(\d+(-\d+)?(,\d+(-\d+)?)*)?$")]
 Scalar: TypeAlias = str | int | float | bool | list[str]
 Extra: TypeAlias = dict[str, Scalar]
 
@@ -114,6 +117,8 @@ class Pd(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     env: dict[str, str] = {}
     vllm: str = ""
     """Another command than `launcher.vllm`; of the same version."""
+    cpus: CpuList = ""
+    """CPUs that it is pinned to, as "0-15,32"; empty: any. Each vLLM takes half of those that it sees."""
     external: bool = False
     """Started by somebody else, at `url`: watched and used, never started, stopped or signalled."""
     url: Url = ""
@@ -132,6 +137,8 @@ class EncoderOverride(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
     env: dict[str, str] = {}
     """Over `encoders.env`."""
     vllm: str = ""
+    cpus: CpuList = ""
+    """In place of its part of `encoders.cpus`."""
     connector_extra: Extra = {}
     """Over `connector.encoder_extra`, as an `ack_host`."""
     external: bool = False
@@ -152,6 +159,8 @@ class Encoders(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     env: dict[str, str] = {}
     vllm: str = ""
     """Another command than `launcher.vllm`; of the same version."""
+    cpus: list[CpuList] = []
+    """CPUs of each encoder in order, as for the PD; one that the list does not reach is not pinned."""
     override: list[EncoderOverride] = []
 
     def overridden(self, index: int) -> EncoderOverride:
@@ -171,6 +180,21 @@ class Proxy(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     args: list[str] = []
     """More arguments of eccon-proxy."""
     env: dict[str, str] = {}
+    cpus: CpuList = ""
+    """As for the PD."""
+
+
+class Limits(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Resource limits of every process, set before it begins; -1 is none. What is left out is inherited."""
+
+    files: Limit | None = None
+    """Open files (RLIMIT_NOFILE)."""
+    core_bytes: Limit | None = None
+    locked_bytes: Limit | None = None
+    """Memory that may be locked (RLIMIT_MEMLOCK)."""
+    memory_bytes: Limit | None = None
+    """Address space (RLIMIT_AS)."""
+    processes: Limit | None = None
 
 
 class Supervisor(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -192,6 +216,7 @@ class Supervisor(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     log_bytes: Annotated[int, msgspec.Meta(ge=4096)] = 16 * 2**20
     """Size at which a log file is rotated."""
     log_files: Annotated[int, msgspec.Meta(ge=1, le=100)] = 4
+    limits: Limits = Limits()
 
 
 class ClusterFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):

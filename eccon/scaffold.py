@@ -52,6 +52,7 @@ devices = [0, 1, 2, 3, 4, 5, 6, 7]
 # args = []                      # more arguments of `vllm serve`
 # env = {{}}
 # vllm = ""                      # another vllm command than the launcher's, of the same version
+# cpus = ""                      # pin it: "0-31"; each vLLM takes half of the CPUs that it sees
 # external = false               # true: started by others at `url`; watched and used, never signalled
 # url = ""
 
@@ -63,6 +64,7 @@ devices = [8, 9, 10, 11, 12, 13, 14, 15]  # one each; more than `count` are spar
 # args = []
 # env = {{}}
 # vllm = ""
+# cpus = []                      # of each in order: ["32-35", "36-39"]
 
 # [[encoders.override]]          # what is different for one encoder
 # index = 3                      # encoder-3; also: device, port, host, args, env, vllm, connector_extra,
@@ -91,6 +93,7 @@ port = 19000
 # probe_timeout_s = 2
 # log_bytes = 16777216           # a log file's size before it is rotated
 # log_files = 4
+# limits = {{}}                  # of every process: files, core_bytes, locked_bytes, memory_bytes, processes
 
 # [env]                          # for every process
 # HF_HOME = "/data/hf"

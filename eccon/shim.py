@@ -365,6 +365,7 @@ class Shim:
 
     def _become(self, argv: list[str], error_fd: int) -> None:
         """In the child: never returns."""
+        doing = f"start {argv[0]} in {self.spec['cwd']}"
         try:
             os.setsid()
             null = os.open(os.devnull, os.O_RDONLY)
@@ -379,19 +380,23 @@ class Shim:
                 signal.signal(number, signal.SIG_DFL)
             signal.pthread_sigmask(signal.SIG_SETMASK, [])
             os.umask(self.umask)
+            start, doing = doing, f"pin it to CPUs {self.spec.get('affinity')}"
             if cpus := _list(self.spec.get("affinity")):
                 os.sched_setaffinity(0, [int(str(c)) for c in cpus])
             limits = self.spec.get("rlimits")
             for name, value in limits.items() if isinstance(limits, dict) else ():
                 number = getattr(resource, f"RLIMIT_{name}")
-                resource.setrlimit(number, (int(value), resource.getrlimit(number)[1]))
+                hard = resource.getrlimit(number)[1]
+                doing = f"set the limit {name} to {value}, with {hard} as the most that is allowed"
+                resource.setrlimit(number, (int(value), hard))
+            doing = start
             os.chdir(str(self.spec["cwd"]))
             os.execvpe(  # noqa: S606  no shell is the point
                 argv[0], argv, {**os.environ, MARKER: self.life}
             )
         except BaseException as e:  # noqa: BLE001  whatever it is, the parent must hear of it
             reason = e.strerror if isinstance(e, OSError) and e.strerror else str(e)
-            os.write(error_fd, f"cannot start {argv[0]} in {self.spec['cwd']}: {reason}".encode())
+            os.write(error_fd, f"cannot {doing}: {reason}".encode())
         finally:
             os._exit(127)
 

@@ -131,6 +131,19 @@ def test_settings_of_the_proxy_become_its_flags(guide: config.Topology) -> None:
     )
 
 
+def test_each_process_is_pinned_to_its_cpus(guide: config.Topology) -> None:
+    """Unpinned, nine vLLMs take half of all CPUs each."""
+    text = guide.path.read_text().replace("[pd]", '[pd]\ncpus = "0-3,8"', 1)
+    text = text.replace("[encoders]", '[encoders]\ncpus = ["10-11", "12"]', 1)
+    text += "[[encoders.override]]\nindex = 1\ncpus = '20'\n"
+    topology = config.parse(text, guide.path)
+    encoders = [launch.encoder(topology, PATHS, slot).cpus for slot in launch.slots(topology)]
+    assert launch.pd(topology, PATHS).cpus == (0, 1, 2, 3, 8)
+    assert encoders[:3] == [(10, 11), (20,), ()]
+    with pytest.raises(config.ConfigError, match="cpus"):
+        config.parse(text.replace("0-3,8", "0..3"), guide.path)
+
+
 def test_one_encoder_may_differ(guide: config.Topology) -> None:
     text = (
         "[[encoders.override]]\nindex = 3\ndevice = 21\nport = 19203\nhost = '10.0.0.9'\n"

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from eccon.config import Scalar, Topology
 from eccon.launch import connectors
 from eccon.launch.keys import serving_key
-from eccon.launch.spec import ProcessSpec, loopback_for
+from eccon.launch.spec import ProcessSpec, loopback_for, numbers_of
 from eccon.model import Role
 from eccon.paths import ClusterPaths
 
@@ -40,6 +40,7 @@ def proxy(topology: Topology, paths: ClusterPaths, encoder_urls: Sequence[str]) 
         port=p.port,
         url=f"http://{reach}:{p.port}",
         ports=(p.port,),
+        cpus=numbers_of(p.cpus),
     )
 
 

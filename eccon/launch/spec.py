@@ -15,6 +15,7 @@ __all__ = [
     "devices_shown",
     "loopback_for",
     "next_slot",
+    "numbers_of",
     "slots",
     "split_url",
 ]
@@ -40,6 +41,8 @@ class ProcessSpec(msgspec.Struct, frozen=True, kw_only=True):
     device: str = ""
     ports: tuple[int, ...]
     """Every TCP port that it listens on, `port` first; none for an external one."""
+    cpus: tuple[int, ...] = ()
+    """That it may run on; empty: any."""
     external: bool = False
     """Started by somebody else: there is no `argv`, it is watched and never signalled."""
 
@@ -122,6 +125,15 @@ def split_url(url: str) -> tuple[str, int]:
     """Host and port of an http URL."""
     parts = urlsplit(url)
     return parts.hostname or "127.0.0.1", parts.port or (443 if parts.scheme == "https" else 80)
+
+
+def numbers_of(text: str) -> tuple[int, ...]:
+    """`0-3,8` as (0, 1, 2, 3, 8)."""
+    found: list[int] = []
+    for part in filter(None, text.split(",")):
+        first, _, last = part.partition("-")
+        found += range(int(first), int(last or first) + 1)
+    return tuple(found)
 
 
 def devices_shown(devices: Iterable[int]) -> str:

@@ -9,7 +9,7 @@ import msgspec
 from eccon.config import Topology
 from eccon.launch import connectors, guard
 from eccon.launch.keys import serving_key
-from eccon.launch.spec import EncoderSlot, ProcessSpec, devices_shown, loopback_for, split_url
+from eccon.launch.spec import EncoderSlot, ProcessSpec, devices_shown, loopback_for, numbers_of, split_url
 from eccon.launch.versions import device_variables
 from eccon.model import Role
 from eccon.paths import ClusterPaths
@@ -31,6 +31,7 @@ class _Server(msgspec.Struct, frozen=True, kw_only=True):
     devices: list[int]
     args: list[str]
     env: dict[str, str]
+    cpus: str
 
 
 def pd(topology: Topology, paths: ClusterPaths) -> ProcessSpec:
@@ -47,6 +48,7 @@ def pd(topology: Topology, paths: ClusterPaths) -> ProcessSpec:
         devices=own.devices,
         args=own.args,
         env=own.env,
+        cpus=own.cpus,
     )
     return _serve(topology, paths, server)
 
@@ -66,6 +68,7 @@ def encoder(topology: Topology, paths: ClusterPaths, slot: EncoderSlot) -> Proce
         devices=[] if slot.device is None else [slot.device],
         args=[*common.args, *own.args],
         env=common.env | own.env,
+        cpus=own.cpus or (common.cpus[slot.index] if slot.index < len(common.cpus) else ""),
     )
     return _serve(topology, paths, server)
 
@@ -122,6 +125,7 @@ def _serve(topology: Topology, paths: ClusterPaths, server: _Server) -> ProcessS
         port=server.port,
         url=f"http://{reach}:{server.port}",
         device=devices_shown(server.devices),
+        cpus=numbers_of(server.cpus),
         ports=(server.port, *connectors.listens(topology, server.role, server.index)),
     )
 

@@ -59,7 +59,7 @@ def bundle(
 
         put("host.txt", _host(paths).encode())
         if state is not None:
-            put("state.json", msgspec.json.format(msgspec.json.encode(state)))
+            put("now.json", msgspec.json.format(msgspec.json.encode(state)))
         put("eccon.toml", KEY.sub(rb'\1"***"', _read(config)))
         for path in _files(paths):
             put(str(path.relative_to(paths.root)), _read(path, LOG_BYTES))

@@ -18,7 +18,7 @@ from pathlib import Path
 import msgspec
 
 from eccon import shim
-from eccon.config import Topology
+from eccon.config import Limits, Topology
 from eccon.launch import ProcessSpec
 from eccon.model import Exit
 from eccon.paths import ClusterPaths
@@ -156,6 +156,18 @@ def environment(spec: ProcessSpec) -> dict[str, str]:
     return ours | spec.env
 
 
+def limits(wanted: Limits) -> dict[str, int]:
+    """Those that are set, by the kernel's names."""
+    named = {
+        "NOFILE": wanted.files,
+        "CORE": wanted.core_bytes,
+        "MEMLOCK": wanted.locked_bytes,
+        "AS": wanted.memory_bytes,
+        "NPROC": wanted.processes,
+    }
+    return {name: value for name, value in named.items() if value is not None}
+
+
 async def begin(topology: Topology, paths: ClusterPaths, spec: ProcessSpec) -> Life:
     """Starts the process of `spec` in a new life. Directories of its earlier lives go.
 
@@ -172,6 +184,8 @@ async def begin(topology: Topology, paths: ClusterPaths, spec: ProcessSpec) -> L
         "log_bytes": topology.supervisor.log_bytes,
         "log_files": topology.supervisor.log_files,
         "grace_s": topology.supervisor.stop_grace_s,
+        "affinity": list(spec.cpus),
+        "rlimits": limits(topology.supervisor.limits),
     }
     try:
         directory.mkdir(mode=0o700)

@@ -68,7 +68,7 @@ async def test_a_bundle_tells_all_but_the_secrets(shared: Site) -> None:
     data = b"".join([part async for part in site.client.diagnostics()])
     with tarfile.open(fileobj=io.BytesIO(data)) as tar:
         names = {m.name.removeprefix("eccon-diagnostics/") for m in tar}
-        state = tar.extractfile("eccon-diagnostics/state.json")
+        state = tar.extractfile("eccon-diagnostics/now.json")
         assert state is not None
         assert b"in-the-bundle" in state.read()
     assert {"host.txt", "eccon.toml", "logs/pd.log", "logs/encoder-0.log", "daemon.log"} <= names

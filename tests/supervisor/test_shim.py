@@ -237,6 +237,19 @@ async def test_pinning_and_limits_are_set_before_the_program_begins(kept: Kept) 
     assert "files 321 core 0" in text
 
 
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        ({"affinity": [4095]}, "cannot pin it to CPUs [4095]: Invalid argument"),
+        ({"rlimits": {"NOFILE": 2**40}}, "cannot set the limit NOFILE to 1099511627776"),
+    ],
+)
+async def test_what_cannot_be_set_is_said(kept: Kept, more: dict[str, Any], said: str) -> None:
+    kept.start("true", **more)
+    await kept.over()
+    assert said in kept.answer["error"]
+
+
 async def test_a_second_shim_on_the_same_life_steps_back(kept: Kept) -> None:
     kept.python("import time; print('up'); time.sleep(1000)")
     await kept.says("up")
