@@ -94,9 +94,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     # Failure of encoders
     probe_interval: float = 2.0
-    probe_timeout: float = 4.0
+    probe_timeout: float = 3.0
     probe_failures: int = 3
-    """With the time limit: a vLLM that is busy for 8 s is not taken for dead, a dead one is within 14 s."""
+    """With the time limit: a vLLM that is busy for 8 s is not taken for dead, one that hangs 12 s is."""
     eject_after: int = 3
     eject_seconds: float = 5.0
     """First time out of the pool; doubles up to four times this."""
