@@ -5,14 +5,17 @@ import contextlib
 from collections.abc import AsyncIterator, Coroutine
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, TypeAlias
 from urllib.parse import quote, urlencode
 
 import msgspec
 
 from eccon.model import Change, ClusterState
 
-__all__ = ["Client", "ControlError", "NotRunning"]
+__all__ = ["Address", "Call", "Client", "ControlError", "NotRunning"]
+
+Address: TypeAlias = Path | tuple[str, int]
+"""A unix socket, or host and port."""
 
 SILENCE_S = 45.0
 """The daemon says something every 15 s on a stream: a longer silence means that it is gone."""
@@ -62,7 +65,7 @@ class Client:
         query |= {"after": str(after)} if after is not None else {}
         snapshot = msgspec.json.Decoder(ClusterState)
         change = msgspec.json.Decoder(Change)
-        async with _Call(self.socket_path, "GET", "/v1/events", query) as call:
+        async with Call(self.socket_path, "GET", "/v1/events", query) as call:
             await call.expect_success()
             event = b""
             async for line in call.lines(SILENCE_S):
@@ -122,7 +125,7 @@ class Client:
 
     async def diagnostics(self) -> AsyncIterator[bytes]:
         """A tar.gz for a report: states, configuration, last logs and requests, secrets masked."""
-        async with _Call(self.socket_path, "GET", "/v1/diagnostics", {}) as call:
+        async with Call(self.socket_path, "GET", "/v1/diagnostics", {}) as call:
             await call.expect_success()
             async for chunk in call.body(ANSWER_S):
                 yield chunk
@@ -144,7 +147,7 @@ class Client:
         """
         query = {"lines": str(lines)} | ({"follow": "true"} if follow else {})
         query |= {"grep": grep} if grep else {}
-        async with _Call(self.socket_path, "GET", f"/v1/logs/{quote(name, safe='')}", query) as call:
+        async with Call(self.socket_path, "GET", f"/v1/logs/{quote(name, safe='')}", query) as call:
             await call.expect_success()
             async for line in call.lines(None if follow else ANSWER_S):
                 yield line.decode(errors="replace")
@@ -152,7 +155,7 @@ class Client:
     async def prompt(self, body: bytes, request_id: str | None = None) -> AsyncIterator[bytes]:
         """A chat completion through the proxy: the answer's bytes as they come."""
         headers = {"content-type": "application/json"} | ({"x-request-id": request_id} if request_id else {})
-        async with _Call(self.socket_path, "POST", "/v1/prompt", {}, body, headers, None) as call:
+        async with Call(self.socket_path, "POST", "/v1/prompt", {}, body, headers, None) as call:
             await call.expect_success()
             async for chunk in call.body(None):
                 yield chunk
@@ -162,7 +165,7 @@ class Client:
         return msgspec.json.decode(data, type=_Accepted).name
 
     async def _whole(self, method: str, path: str, query: dict[str, str] | None = None) -> bytes:
-        async with _Call(self.socket_path, method, path, query or {}) as call:
+        async with Call(self.socket_path, method, path, query or {}) as call:
             await call.expect_success()
             return b"".join([chunk async for chunk in call.body(ANSWER_S)])
 
@@ -179,12 +182,12 @@ class _Error(msgspec.Struct):
     error: _ErrorText | str
 
 
-class _Call:
+class Call:
     """One request and its answer, over one connection."""
 
     def __init__(
         self,
-        socket_path: Path,
+        address: Address,
         method: str,
         path: str,
         query: dict[str, str],
@@ -192,7 +195,7 @@ class _Call:
         headers: dict[str, str] | None = None,
         patience_s: float | None = ANSWER_S,
     ) -> None:
-        self._socket_path = socket_path
+        self._address = address
         target = path + (f"?{urlencode(query)}" if query else "")
         all_headers = {
             "host": "eccon",
@@ -209,13 +212,16 @@ class _Call:
         self._reader = asyncio.StreamReader()
         self._writer: asyncio.StreamWriter | None = None
 
-    async def __aenter__(self) -> "_Call":  # noqa: PYI034  as above
+    async def __aenter__(self) -> "Call":  # noqa: PYI034  as above
         try:
-            self._reader, self._writer = await asyncio.open_unix_connection(
-                str(self._socket_path), limit=1 << 20
-            )
+            if isinstance(self._address, Path):
+                self._reader, self._writer = await asyncio.open_unix_connection(
+                    str(self._address), limit=1 << 20
+                )
+            else:
+                self._reader, self._writer = await asyncio.open_connection(*self._address, limit=1 << 20)
         except OSError as e:
-            msg = f"no daemon answers on {self._socket_path}"
+            msg = f"no daemon answers on {_shown(self._address)}"
             raise NotRunning(msg) from e
         try:
             self._writer.write(self._request)
@@ -297,4 +303,8 @@ class _Call:
             timer.cancel()
 
     def _gone(self) -> NotRunning:
-        return NotRunning(f"the daemon on {self._socket_path} went away")
+        return NotRunning(f"the daemon on {_shown(self._address)} went away")
+
+
+def _shown(address: Address) -> str:
+    return str(address) if isinstance(address, Path) else f"{address[0]}:{address[1]}"

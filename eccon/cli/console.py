@@ -9,7 +9,7 @@ import click
 from eccon import config, console
 from eccon.cli.cluster import bring_up
 from eccon.cli.common import NOT_RUNNING, USAGE, config_option, control_socket, guarded, narrate
-from eccon.client import Client, NotRunning
+from eccon.client import Address, Client, NotRunning
 from eccon.paths import PathsError
 
 __all__ = ["attach", "open_at_hand", "open_console"]
@@ -63,10 +63,27 @@ def _answers(socket: Path) -> bool:
 @click.option(
     "--socket", type=click.Path(path_type=Path), help="A daemon's control socket, e.g. forwarded by ssh -L."
 )
+@click.option(
+    "--proxy",
+    metavar="ADMIN",
+    help="The admin API of a proxy that runs alone: unix:PATH or HOST:PORT. No process control.",
+)
+@click.option(
+    "--admin-key", envvar="ECCON_PROXY_ADMIN_KEY", default="", help="Key of that admin API, where it has one."
+)
 @click.option("--read-only", is_flag=True, help="Look, and do not act.")
 @click.option("--theme", metavar="NAME")
-def attach(file: str | None, socket: Path | None, read_only: bool, theme: str | None) -> None:
-    """Open the console on a cluster that runs, here or through a forwarded socket."""
+def attach(
+    file: str | None,
+    socket: Path | None,
+    proxy: str | None,
+    admin_key: str,
+    read_only: bool,
+    theme: str | None,
+) -> None:
+    """Open the console on a cluster that runs, here or through a forwarded socket; or on a proxy alone."""
+    if proxy is not None:
+        sys.exit(_attach_proxy(proxy, admin_key, read_only=read_only, theme=theme))
     try:
         where = socket or control_socket(file)
     except (config.ConfigError, PathsError) as e:
@@ -76,3 +93,31 @@ def attach(file: str | None, socket: Path | None, read_only: bool, theme: str | 
         narrate(f"eccon: no daemon answers on {where}")
         sys.exit(NOT_RUNNING)
     sys.exit(open_console(where, read_only=read_only, theme=theme))
+
+
+def _attach_proxy(admin: str, key: str, *, read_only: bool, theme: str | None) -> int:
+    from eccon.console.proxysource import ProxySource  # noqa: PLC0415  only this command needs it
+    from eccon.console.source import Problem  # noqa: PLC0415
+
+    address: Address = Path(admin.removeprefix("unix:"))
+    if not admin.startswith("unix:"):
+        host, _, port = admin.rpartition(":")
+        if not host or not port.isascii() or not port.isdigit() or not 0 < int(port) < 65536:
+            narrate(f"eccon: --proxy {admin!r}: neither unix:PATH nor HOST:PORT")
+            return USAGE
+        address = (host.strip("[]"), int(port))
+    try:
+        asyncio.run(ProxySource(address, key).probe())
+    except Problem as e:
+        narrate(f"eccon: {e}")
+        return NOT_RUNNING
+    if reason := console.refuse_reason():
+        narrate(f"eccon: {reason}")
+        return USAGE
+    return console.run(
+        Path(),
+        on_quit_ask=False,
+        read_only=read_only,
+        theme=theme,
+        source=lambda: ProxySource(address, key),
+    )
