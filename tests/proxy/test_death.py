@@ -1,4 +1,4 @@
-"""The stand-in's PD pulls only so many items a step: under this proxy it lives, without a bound it dies."""
+"""The stand-in's PD pulls only so many items a step: under this proxy it lives, under the guide's it dies."""
 
 import asyncio
 import base64
@@ -20,6 +20,7 @@ from PIL import Image
 
 import eccon.sim
 from tests.fakes import CHAT
+from tests.proxy.guide import guide_proxy
 from tests.proxy.support import Proxy, body_of, eventually, free_port, text
 
 MODEL = str(Path(eccon.sim.__file__).parent / "model")
@@ -172,20 +173,15 @@ async def ask(session: aiohttp.ClientSession, url: str, body: bytes) -> int:
 
 
 @pytest.mark.timeout(110)
-async def test_without_a_bound_the_same_load_kills_it(tmp_path: Path) -> None:
-    async with cluster(tmp_path) as servers, aiohttp.ClientSession() as session:
-
-        async def unbounded(number: int, parts: list[dict[str, Any]]) -> int:
-            """What a proxy without admission does: encode every item, then hand on the request."""
-            named = [{**part, "uuid": f"{number}-{n}"} for n, part in enumerate(parts)]
-            await asyncio.gather(
-                *(
-                    ask(session, servers.encoders[n % 2].url, body_of(part, max_tokens=1))
-                    for n, part in enumerate(named)
-                )
-            )
-            return await ask(session, servers.pd.url, body_of(*named, text(), max_tokens=64))
-
-        statuses = await asyncio.gather(*(unbounded(n, parts) for n, parts in enumerate(REQUESTS)))
+async def test_under_the_guides_proxy_the_same_load_kills_it(tmp_path: Path) -> None:
+    async with (
+        cluster(tmp_path) as servers,
+        guide_proxy([server.url for server in servers.encoders], [servers.pd.url]) as url,
+        aiohttp.ClientSession() as session,
+    ):
+        # One request alone is served: what kills it is how many there are.
+        assert await ask(session, url, body_of(*(picture(900 + n) for n in range(4)), text())) == 200
+        bodies = [body_of(*parts, text(), max_tokens=64) for parts in REQUESTS]
+        statuses = await asyncio.gather(*(ask(session, url, body) for body in bodies))
         assert set(statuses) != {200}
         await asyncio.wait_for(servers.pd.process.wait(), 30)
