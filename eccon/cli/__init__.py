@@ -34,12 +34,14 @@ COMMANDS = {
     "traces": ("requests", "List the newest requests, or one's way through the cluster."),
     "init": ("config", "Write a commented eccon.toml."),
     "config": ("config", "Show or check the configuration."),
+    "doctor": ("doctor", "Check host, packages, devices, model and ports; --smoke tries every encoder."),
     "export": ("export", "Write launch scripts or systemd units that start the same."),
     "demo": ("demo", "One PD, four encoders and the proxy on the stand-in for vLLM."),
     "lab": ("lab", "Real vLLM with the real connector on a CPU: make it, start it, stop it."),
     "record": ("replay", "Write what the cluster does into a file."),
     "replay": ("replay", "Show a recording in the console, at any speed."),
-    "attach": ("console", "Open the console on a running cluster's control socket."),
+    "attach": ("console", "Open the console on a running cluster's control socket, or on a proxy alone."),
+    "web": ("web", "Serve the console to browsers of this machine."),
 }
 GROUPS = ("config", "export")
 """Those with commands of their own below them."""
