@@ -34,7 +34,9 @@ class _Row(msgspec.Struct, frozen=True):
 
 
 class Usage:
-    """Samples the trees below given processes. A tree is whoever descends from it or is in its session."""
+    """Samples the trees below given processes: whoever descends from one, is in its session, or was left
+    to its keeper (a shim, which takes what loses its parent).
+    """
 
     def __init__(self) -> None:
         self._members: dict[str, set[tuple[int, int]]] = {}
@@ -44,14 +46,16 @@ class Usage:
         self._next_scan = 0.0
         self._young_until = 0.0
 
-    def sample(self, mains: Mapping[str, int]) -> dict[str, Figures]:
-        """Figures by name; `mains` maps a name to its main process."""
+    def sample(
+        self, mains: Mapping[str, int], keepers: Mapping[str, int] | None = None
+    ) -> dict[str, Figures]:
+        """Figures by name; `mains` maps a name to its main process, `keepers` to that one's keeper."""
         now = time.monotonic()
         if dict(mains) != self._mains:
             self._mains, self._young_until = dict(mains), now + YOUNG_S
             self._next_scan = now
         if now >= self._next_scan:
-            self._scan(mains)
+            self._scan(mains, keepers or {})
             cost = time.monotonic() - now
             # A process that starts has its children soon; later they rarely change.
             self._next_scan = now + (0 if now < self._young_until else max(SCAN_EVERY_S, cost / SCAN_SHARE))
@@ -75,7 +79,7 @@ class Usage:
         self._before = seen
         return figures
 
-    def _scan(self, mains: Mapping[str, int]) -> None:
+    def _scan(self, mains: Mapping[str, int], keepers: Mapping[str, int]) -> None:
         rows = [row for entry in os.listdir("/proc") if entry.isdigit() and (row := _read(int(entry)))]  # noqa: PTH208
         children: dict[int, list[_Row]] = {}
         sessions: dict[int, list[_Row]] = {}
@@ -87,6 +91,7 @@ class Usage:
         for name, main in mains.items():
             found: set[tuple[int, int]] = set()
             queue = [*sessions.get(main, ()), *([by_pid[main]] if main in by_pid else ())]
+            queue += children.get(keepers.get(name, 0), ())
             while queue:
                 row = queue.pop()
                 if (row.pid, row.start) not in found:

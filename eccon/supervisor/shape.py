@@ -13,6 +13,9 @@ from eccon.supervisor.owner import Owner
 
 __all__ = ["Shape"]
 
+CAPACITY_S = 120.0
+"""How long a rolling restart waits for encoders that are out for another reason."""
+
 
 class Shape:
     """Commands on one cluster's shape; they return when accepted."""
@@ -66,13 +69,18 @@ class Shape:
         return owner
 
     async def scale(self, count: int) -> None:
-        """Encoders are added, or the highest ones removed, until there are `count`.
+        """Encoders are added, or the highest ones of ours removed, until there are `count`.
 
         Raises:
-            RefusedError: as `add`; those added before stay.
+            RefusedError: as `add`, those added before stay; or more than `count` are external.
         """
-        staying = [n for n in self.cluster.slots if not self.cluster.owners[n].leaving]
-        for name in sorted(staying, key=lambda n: self.cluster.slots[n].index)[count:]:
+        c = self.cluster
+        staying = [n for n in c.slots if not c.owners[n].leaving]
+        ours = sorted((n for n in staying if not c.owners[n].spec.external), key=lambda n: c.slots[n].index)
+        if (external := len(staying) - len(ours)) > count:
+            msg = f"{external} encoders are external and stay: there cannot be only {count}"
+            raise RefusedError(msg)
+        for name in ours[count - external :]:
             self.remove(name)
         for _ in range(count - len(staying)):
             await self.add()
@@ -92,29 +100,52 @@ class Shape:
 
     async def _roll(self, names: list[str]) -> None:
         c = self.cluster
-        for name in names:
+        # What does not serve costs nothing, and may serve afterwards: that comes first.
+        for name in sorted(names, key=c.serves):
             owner = c.owners.get(name)
-            if owner is None or not owner.wanted or owner.leaving or owner.state is State.FAILED:
+            if owner is None or not owner.wanted or owner.leaving or owner.spec.external:
                 continue
+            if owner.state is State.BLOCKED:
+                continue
+            if not await c.until(lambda name=name: not self._lacking(name), CAPACITY_S):  # type: ignore[misc]
+                lacking = ", ".join(self._lacking(name))
+                c.board.log(
+                    "cluster",
+                    f"the rolling restart ends before {name}: {lacking} not back in service",
+                    "error",
+                )
+                return
             before = owner.life.id if owner.life else ""
             c.restart(name)
 
             def done(owner: Owner = owner, before: str = before) -> bool:
-                renewed = owner.life is not None and owner.life.id != before and c.serves(owner.name)
-                return (
-                    renewed
-                    or not owner.wanted
-                    or owner.leaving
-                    or owner.state in {State.FAILED, State.BLOCKED}
-                )
+                renewed = owner.life is not None and owner.life.id != before and self._is_back(owner)
+                given_up = not owner.wanted or owner.leaving or bool(owner.failed)
+                return renewed or given_up or owner.state is State.BLOCKED
 
             await c.until(done, None)
-            if not c.serves(name):
+            if not self._is_back(owner):
                 c.board.log(
                     "cluster", f"the rolling restart ends here: {name} is {owner.state.value}", "error"
                 )
                 return
         c.board.log("cluster", "rolling restart done")
+
+    def _is_back(self, owner: Owner) -> bool:
+        """Serving; one that an operator keeps aside is back when it is ready."""
+        return self.cluster.serves(owner.name) or (owner.aside and owner.state is State.READY)
+
+    def _lacking(self, name: str) -> list[str]:
+        """Encoders other than `name` that are on their way back: no second one may be taken out meanwhile."""
+        c = self.cluster
+        return [
+            n
+            for n in c.slots
+            if n != name
+            and (other := c.owners[n]).wanted
+            and not (other.leaving or other.aside or other.failed or other.state is State.BLOCKED)
+            and not c.serves(n)
+        ]
 
     def reload(self) -> None:
         """Reads the configuration again, and applies what changed: a bad one changes nothing.

@@ -335,3 +335,27 @@ def test_usage_is_of_the_whole_tree() -> None:
         assert figures.cpu_percent > 5, "the busy child counts"
         os.killpg(parent.pid, 9)
     assert usage.sample({"x": parent.pid}) == {}
+
+
+def test_usage_counts_what_was_left_to_the_keeper() -> None:
+    """A shim takes what a process forked twice, in a session of its own."""
+    with (
+        subprocess.Popen(["sleep", "1000"], start_new_session=True) as main,
+        subprocess.Popen(
+            [
+                sys.executable,
+                "-c",
+                "import subprocess; subprocess.run(['sleep', '1000'], start_new_session=True)",
+            ]
+        ) as keeper,
+    ):
+        deadline = time.monotonic() + 20
+        rss = 0
+        alone = Usage().sample({"x": main.pid})["x"].rss_bytes
+        while rss <= alone and time.monotonic() < deadline:
+            rss = Usage().sample({"x": main.pid}, {"x": keeper.pid})["x"].rss_bytes
+            time.sleep(0.02)
+        children = Path(f"/proc/{keeper.pid}/task/{keeper.pid}/children").read_text().split()
+        for pid in (*map(int, children), main.pid):
+            os.kill(pid, 9)
+    assert rss > alone

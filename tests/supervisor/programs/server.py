@@ -12,6 +12,7 @@ import sys
 import threading
 import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 
 
 def main() -> None:
@@ -38,10 +39,35 @@ def main() -> None:
         elif word == "orphans":
             # Double fork, own session: what a careless daemonisation leaves behind.
             subprocess.Popen(["setsid", "-f", "sleep", "1000"])
+        elif word == "flood":
+            threading.Thread(target=flood, args=(float(value),), daemon=True).start()
+        elif word == "talk":
+            threading.Thread(target=talk, daemon=True).start()
         elif word == "short":
             threading.Timer(float(value), os._exit, (3,)).start()
     child = subprocess.Popen([sys.executable, __file__, "engine", *vices], start_new_session="apart" in vices)
     serve(port, "wrong" if "stranger" in vices else model, child)
+
+
+def flood(seconds: float) -> None:
+    """50,000 lines of 200 bytes a second, if that can be, once the model's directory has a file `go`."""
+    while not (Path(sys.argv[2]) / "go").exists():
+        time.sleep(0.05)
+    line = b"f" * 199 + b"\n"
+    begun = time.monotonic()
+    written = 0
+    while (now := time.monotonic() - begun) < seconds:
+        os.write(1, line * 500)
+        written += 500
+        time.sleep(max(0.0, written / 50_000 - now))
+    print(f"flooded {written} lines in {time.monotonic() - begun:.3f} s", flush=True)
+
+
+def talk() -> None:
+    """A thousand lines of 100 bytes a second, for ever."""
+    for n in range(10**9):
+        os.write(1, b"t%08d" % n + b"." * 90 + b"\n")
+        time.sleep(0.001)
 
 
 def engine() -> None:

@@ -1,0 +1,139 @@
+"""Nine processes, a flood of lines, a full disk: what the daemon costs, and what it does not."""
+
+import asyncio
+import os
+import re
+import signal
+import subprocess
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from eccon.model import ClusterState, State
+from tests.supervisor.conftest import Site, until
+
+FLOOD_S = float(os.environ.get("ECCON_TEST_FLOOD_S", "3"))
+SLACK = 8.0
+"""Machines are shared: a bound is that many times the one that holds on an idle one."""
+
+
+def cpu_s(pid: int) -> float:
+    """CPU time of one process."""
+    fields = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+async def test_nine_processes_are_adopted_at_once_and_cost_little(site: Site) -> None:
+    await site.up(encoders=7)
+    before = {p.name: p.pid for p in (await site.client.state()).processes}
+    assert len(before) == 9
+    os.kill(site.daemon_pid(), signal.SIGKILL)
+    await until(lambda: not Path(f"/proc/{site.daemon_pid()}").exists(), 10, "the daemon's end")
+    client = await site.start()
+    state = await client.state()
+    adopted = next(e for e in reversed(state.events) if e.text.startswith("daemon started"))
+    assert "9 processes found running" in adopted.text
+    assert adopted.at - state.cluster.daemon_started_at < 1.0 * SLACK
+    state = await site.see(lambda s: s.cluster.health == "ok")
+    assert {p.name: p.pid for p in state.processes} == before
+    pid = site.daemon_pid()
+    # A young cluster is looked at more often.
+    await asyncio.sleep(2)
+    spent = cpu_s(pid)
+    await asyncio.sleep(5)
+    assert (cpu_s(pid) - spent) / 5 < 0.01 * SLACK
+    status = Path(f"/proc/{pid}/status").read_text()
+    resident = next(int(line.split()[1]) for line in status.splitlines() if line.startswith("VmRSS"))
+    assert resident < 80 * 1024, f"{resident} kB"
+
+
+async def test_a_flood_of_lines_slows_neither_the_child_nor_the_daemon(site: Site) -> None:
+    site.write(encoders=1, FAKE_ENCODER=f"flood={FLOOD_S}")
+    bounds = "[supervisor]\nlog_bytes = 4000000\nlog_files = 3\n"
+    site.config.write_text(site.config.read_text().replace("[supervisor]\n", bounds))
+    client = await site.start()
+    await client.up()
+    await site.settled()
+    (site.directory / "m" / "go").touch()
+    log = site.paths.logs / "encoder-0.log"
+    await until(lambda: log.read_bytes().count(b"f" * 199) > 0, 20, "the flood")
+    waited = 0.0
+    seen: list[str] = []
+
+    async def other_log() -> None:
+        seen.extend([line async for line in client.logs("pd", 1)])
+        seen.append(await anext(client.logs("pd", 1, follow=True)))
+
+    following = asyncio.create_task(other_log())
+    last = b""
+    deadline = time.monotonic() + 6 * FLOOD_S + 30
+    while b"flooded " not in last and time.monotonic() < deadline:
+        begun = time.monotonic()
+        await client.state()
+        waited = max(waited, time.monotonic() - begun)
+        last = log.read_bytes()[-4096:] if log.exists() else b""
+        await asyncio.sleep(0.05)
+    following.cancel()
+    found = re.search(rb"flooded (\d+) lines in ([\d.]+) s", last)
+    assert found, "the child did not come to its end"
+    assert waited < 0.2 * SLACK, f"the daemon answered after {waited:.2f} s"
+    assert seen, "the other log is live"
+    files = sorted(site.paths.logs.glob("encoder-0.log*"))
+    assert len(files) <= 3
+    assert all(f.stat().st_size <= 4_000_000 for f in files)
+    state = await client.state()
+    assert state.process("encoder-0").state is State.READY  # type: ignore[union-attr]
+    pid = site.daemon_pid()
+    status = Path(f"/proc/{pid}/status").read_text()
+    peak = next(int(line.split()[1]) for line in status.splitlines() if line.startswith("VmHWM"))
+    assert peak < 160 * 1024, f"{peak} kB"
+
+
+@pytest.fixture
+async def small_disk(site: Site) -> AsyncIterator[Path]:
+    """The state directory on 1 MB."""
+    site.state_dir.mkdir(exist_ok=True)
+    mount = ["mount", "-t", "tmpfs", "-o", "size=1m,mode=0700", "tmpfs", str(site.state_dir)]
+    if os.geteuid() != 0 or subprocess.run(mount, capture_output=True).returncode != 0:
+        pytest.skip("LOUD SKIP: a tmpfs cannot be mounted here")
+    yield site.state_dir
+    await site.down()
+    subprocess.run(["umount", "-l", str(site.state_dir)], check=True)
+
+
+async def test_a_full_disk_ends_nobody_and_what_is_lost_is_counted(site: Site, small_disk: Path) -> None:
+    filler = small_disk / "filler"
+    filler.write_bytes(b"x" * 500_000)
+    site.write(encoders=1, FAKE_ENCODER="talk")
+    client = await site.start()
+    await client.start("pd")
+    await client.start("encoder-0")
+    await site.see(lambda s: s.process("encoder-0").state is State.READY)  # type: ignore[union-attr]
+    encoder = await site.process("encoder-0")
+
+    def losing(state: ClusterState) -> bool:
+        return state.cluster.lost_log_lines > 0 and any(a.key == "lost-lines" for a in state.alarms)
+
+    await site.see(losing, 60)
+    # What must be remembered now cannot be written, and is said.
+    await client.restart("pd")
+    state = await site.see(lambda s: any("cannot be written" in e.text for e in s.events))
+    await site.see(lambda s: all(p.state is State.READY for p in s.processes if p.wanted))
+    assert (await site.process("encoder-0")).pid == encoder.pid
+    filler.unlink()
+    log = site.paths.logs / "encoder-0.log"
+    await until(lambda: b"lines lost here: No space left on device" in log.read_bytes(), 30, "the count")
+    await site.see(lambda s: any("is written again" in e.text for e in s.events))
+    state = await site.see(lambda s: s.cluster.lost_log_lines > 0)
+    text = log.read_bytes()
+    told = sum(int(n) for n in re.findall(rb"eccon: (\d+) lines lost here", text))
+    numbers = [int(n) for n in re.findall(rb"^t(\d{8})", text, re.MULTILINE)]
+    missing = numbers[-1] - numbers[0] + 1 - len(numbers)
+    assert told == missing
+    assert state.process("encoder-0").pid == encoder.pid  # type: ignore[union-attr]
+    os.kill(site.daemon_pid(), signal.SIGKILL)
+    await until(lambda: not Path(f"/proc/{site.daemon_pid()}").exists(), 10, "the daemon's end")
+    await site.start()
+    assert (await site.process("encoder-0")).pid == encoder.pid
