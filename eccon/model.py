@@ -224,6 +224,8 @@ class Process(msgspec.Struct, frozen=True, kw_only=True):
     npus: tuple[Npu, ...] = ()
     """Its devices, in the order of their numbers; empty without the vendor's tool."""
     connector: ConnectorCounts | None = None
+    guard: str = ""
+    """Level of the guarded connector in force: "gate", "wrap", "hooks" or "vendor"; empty: not guarded."""
     milestones: tuple[tuple[str, float], ...] = ()
     """Steps of its start in their order, each with the seconds from its begin."""
     env: tuple[tuple[str, str], ...] = ()
@@ -256,6 +258,8 @@ class ClusterInfo(msgspec.Struct, frozen=True, kw_only=True):
     transfer: Transfer | None = None
     """Over all encoders."""
     transfer_source: Literal["log", "guard", "none"] = "none"
+    lost_guard_events: int = 0
+    """Events of guarded connectors that found no room in the socket."""
     """Where transfer times come from."""
     lost_log_lines: int = 0
     can_add: bool = True

@@ -28,6 +28,7 @@ from eccon.supervisor import api, reaper, store
 from eccon.supervisor.board import Board
 from eccon.supervisor.cluster import Cluster
 from eccon.supervisor.figures import Figures
+from eccon.supervisor.guardfeed import GuardFeed
 from eccon.supervisor.listener import Listener
 from eccon.supervisor.logs import DAEMON, log_path
 from eccon.supervisor.probe import Prober
@@ -90,6 +91,7 @@ class Daemon:
             traces = Traces(board)
             listener = Listener(self.paths, board, traces, saved)
             cluster = Cluster(self.topology, self.paths, board, prober, link, listener, saved)
+            feed = GuardFeed(self.paths.guard_socket, listener.guard_event, listener.guard_lost)
             figures = Figures(cluster, traces)
             if complaint:
                 board.log("cluster", complaint, "error")
@@ -142,6 +144,7 @@ class Daemon:
             stopped = not any(o.life for o in cluster.owners.values())
             await cluster.close()
             listener.close()
+            feed.close()
         self._tidy(stopped)
 
     def shut_down(self) -> None:

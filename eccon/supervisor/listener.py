@@ -4,10 +4,11 @@ import asyncio
 import contextlib
 import time
 from collections.abc import Callable
+from typing import Literal
 
 from eccon.model import Alarm, Role, State
 from eccon.paths import ClusterPaths
-from eccon.signals import milestones
+from eccon.signals import guard, milestones
 from eccon.signals.connector import ItemEvent, Notice, parse
 from eccon.signals.tail import Tail
 from eccon.signals.transfers import Transfers
@@ -55,6 +56,8 @@ class Listener:
         self._usage = Usage()
         self._fresh: set[str] = set()
         """Encoders with deliveries since the last figures."""
+        self._guarded: set[str] = set()
+        """Processes whose connector tells its steps in events: those in its log are the same."""
 
     async def read_logs(self) -> None:
         """Reads what is new: soon when something is being said, less often in a silence."""
@@ -105,8 +108,10 @@ class Listener:
         if owner.state in {State.STARTING, State.LOADING}:
             for step in milestones.steps(now_living):
                 owner.milestone(step)
+        if (level := guard.level(now_living)) is not None:
+            self.board.update(name, guard=level)
         for event in parse(lines):
-            if isinstance(event, ItemEvent):
+            if isinstance(event, ItemEvent) and name not in self._guarded:
                 self._item(name, event, old=old)
         for event in parse(now_living):
             if isinstance(event, Notice):
@@ -118,6 +123,22 @@ class Listener:
         if delivery:
             self._fresh.add(delivery.encoder)
             self.traces.deliver(delivery)
+
+    def guard_event(self, event: guard.Event) -> None:
+        """A guarded connector tells a step of an item."""
+        owner = self.owners.get(event.who)
+        if owner is None:
+            return
+        if event.who not in self._guarded:
+            self._guarded.add(event.who)
+        if event.level:
+            self.board.update(event.who, guard=event.level)
+        if (step := guard.item(event)) is not None:
+            self._item(event.who, step, old=False)
+
+    def guard_lost(self, count: int) -> None:
+        """Events found no room: `count` since the daemon's start."""
+        self.board.set_cluster(lost_guard_events=count)
 
     def _notice(self, name: str, owner: Owner, notice: Notice, *, old: bool) -> None:
         if owner.life is None:
@@ -153,7 +174,8 @@ class Listener:
         if self._fresh:
             self._fresh.clear()
             if overall := self.transfers.overall():
-                self.board.set_cluster(transfer=overall, transfer_source="log")
+                source: Literal["log", "guard"] = "guard" if self._guarded else "log"
+                self.board.set_cluster(transfer=overall, transfer_source=source)
             if time.monotonic() > self._remember_at:
                 self._remember_at = time.monotonic() + REMEMBER_EVERY_S
                 self.on_counted()
@@ -197,6 +219,8 @@ class Listener:
     def end_alarms_of(self, name: str) -> None:
         """A new life of a process: what was announced in the old one is past."""
         self._peers.pop(name, None)
+        self._guarded.discard(name)
+        self.board.update(name, guard="")
         if name in self.owners and self.owners[name].spec.role is Role.PD:
             self.transfers.pd_ended()
         for alarm in self.board.alarms:

@@ -52,7 +52,7 @@ class EcconGuardConnector(vendor.RblnECNixlConnector):  # type: ignore[misc]  # 
             super().__init__(vllm_config, role)
         else:
             ECConnectorBase.__init__(self, vllm_config=vllm_config, role=role)
-            events = Events(settings.events, settings.name)
+            events = Events(settings.events, settings.name, verdict.level)
             if is_scheduler:
                 self._impl = GuardScheduler(
                     vllm_config, role, settings, Listener(path), Board(), events, verdict.level
@@ -62,7 +62,7 @@ class EcconGuardConnector(vendor.RblnECNixlConnector):  # type: ignore[misc]  # 
             else:
                 worker = GuardConsumer if transfer.ec_role == "ec_consumer" else GuardProducer
                 self._impl = worker(vllm_config, role, settings, Speaker(path), events)
-                events.tell("level", text=verdict.level)
+                events.tell("level", text=verdict.reason)
         if is_scheduler:
             _announce(verdict, transfer.ec_role)
         logger.info("EcconGuardConnector created (role=%s)", role.name)

@@ -15,13 +15,15 @@ TEXT_MAX = 300
 class Events:
     """One sender: `s` names it, `n` counts its events from 1, so that the receiver sees what it missed.
 
-    `{"v":1,"who":"encoder-0","s":"9f…","n":7,"t":MICROSECONDS,"k":KIND,"h":HASH,"p":PEER,…}`, t since 1970.
+    `{"v":1,"who":"encoder-0","l":LEVEL,"s":"9f…","n":7,"t":MICROSECONDS,"k":KIND,"h":HASH,"p":PEER,…}`, t
+    since 1970.
     KIND is one of level, save, push, meta, pull_start, pull_done, load, ack, evict, defer, fail. `b` are
     bytes, `x` is text.
     """
 
-    def __init__(self, path: str, who: str) -> None:
+    def __init__(self, path: str, who: str, level: str = "") -> None:
         self._path = path
+        self._level = level
         self._who = who
         self._sender = os.urandom(6).hex()
         self._number = itertools.count(1)
@@ -34,7 +36,7 @@ class Events:
         """Send one event, or lose it."""
         if self._socket is None:
             return
-        event: dict[str, object] = {"v": 1, "who": self._who, "s": self._sender, "n": 0, "t": 0, "k": kind}
+        event: dict[str, object] = {"v": 1, "who": self._who, "l": self._level, "s": self._sender, "k": kind}
         more = {"h": mm_hash, "p": peer, "b": nbytes, "x": text[:TEXT_MAX]}
         event.update((key, value) for key, value in more.items() if value)
         with self._lock:

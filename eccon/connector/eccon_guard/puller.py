@@ -146,11 +146,11 @@ class Puller:
     def _start(self, peer: _Peer, message: Message) -> None:
         mm_hash, crc = message.mm_hash, message.ec_guard_crc32
         logger.debug("EC Nixl: initiated pull for mm_hash=%s", mm_hash)
+        self._events.tell("pull_start", mm_hash, peer=peer.engine_id, nbytes=message.tensor.nbytes)
         if self._settings.crc and crc is not None and self._store.renew(mm_hash, crc):
             # The very bytes are here already: the encoder only wants to know it.
             self._arrived(message, "held already")
             return
-        self._events.tell("pull_start", mm_hash, peer=peer.engine_id, nbytes=message.tensor.nbytes)
         try:
             remote = self._register(message)
             peer.active = Pull(self._agent, self._backends, self._allocate, remote, message)
