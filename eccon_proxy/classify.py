@@ -84,6 +84,8 @@ def kind_of(raw: Raw | bytes | memoryview, where: str) -> tuple[str, Part] | Non
         if kind is not None:
             raise bad_request(f"{where}.type: not a string", param=where)
         kind = keys[0]
+    elif kind == "image_pil":
+        raise bad_request(f"{where}: image_pil cannot be sent as JSON", param=where)
     elif kind not in PAYLOAD_OF:
         if not keys or (not has_uuid and all(_is_null(getattr(part, key)) for key in keys)):
             return None

@@ -155,6 +155,8 @@ def test_an_encoder_gets_what_changes_the_hash_and_nothing_else() -> None:
         ('{"type":"image_embeds","image_embeds":{}}', "without data"),
         ('{"uuid":"a"}', "names no media"),
         ('{"image_pil":"a"}', "image_pil"),
+        ('{"type":"image_pil","image_pil":null}', "image_pil"),
+        ('{"type":"image_pil"}', "image_pil"),
         ('{"type":"video_embeds","video_embeds":"a"}', "not encoded here"),
         ('{"type":"prompt_embeds","prompt_embeds":"a"}', "not encoded here"),
     ],
