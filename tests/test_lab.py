@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,8 @@ from eccon.lab.failure import CheckError, RegistryError, SetupError
 from eccon.lab.pip import Pip, cuda_reason, requirements
 from eccon.lab.place import Place, default
 from lab import guide
+from lab.table import table
+from lab.world import Outcome
 
 
 def eccon(*args: str, **env: str) -> subprocess.CompletedProcess[str]:
@@ -251,3 +254,26 @@ def test_the_guides_proxy_is_found_in_its_text(tmp_path: Path) -> None:
     text.write_text("nothing of the kind")
     with pytest.raises(ValueError, match="holds no proxy script"):
         guide.extract(text, tmp_path / "proxy.py")
+
+
+def test_the_table_counts_what_the_runs_saw(tmp_path: Path) -> None:
+    died = Outcome(failed=1, pd_died=True, innocent_s=29.4, innocent_failed=True)
+    runs = {
+        "guide": {"part-without-type": died, "chat-goes-on": Outcome(answered=8, wrong=2)},
+        "eccon": {"part-without-type": Outcome(answered=1), "encoder-full": Outcome(answered=3, refused=1)},
+    }
+    files = []
+    for front, faults in runs.items():
+        files.append(tmp_path / f"{front}.json")
+        content = {"front": front, "faults": {name: asdict(outcome) for name, outcome in faults.items()}}
+        files[-1].write_text(json.dumps(content))
+    assert table(files).splitlines() == [
+        "| | the guide's proxy | eccon-proxy |",
+        "|---|---|---|",
+        "| an image part without `type` | **PD dies**, all stall 29 s, 1 of 1 failed | answered |",
+        "| an image sent again after seven others | **2 wrong**, 8 of 10 answered | – |",
+        "| more items at once than an encoder keeps | – | 1 of 4 refused, 3 of 4 answered |",
+        "| **PD deaths** | **1** | **0** |",
+        "| **stalls of others** | **1** | **0** |",
+        "| **wrong answers** | **2** | **0** |",
+    ]
