@@ -1,9 +1,10 @@
 """Proxies side by side on the same upstream and the same requests, in one run.
 
-    python benchmarks/proxies.py --guide GUIDE.md [--router] [--workloads text,stream,url8,b64x1,b64x8]
+    python benchmarks/proxies.py --guide GUIDE.md [--router] [--relay] [--workloads text,stream,url8]
 
 GUIDE.md is the vendor's guide, from which its proxy is cut (needs fastapi); `--router` adds vllm-router (no
-fan-out: text and stream only). `--peer NAME='COMMAND with {port} {encoders} {pd}'` adds any other.
+fan-out: text and stream only), `--relay` what only copies bytes (see relay.py), and
+`--peer NAME='COMMAND with {port} {encoders} {pd}'` any other.
 
 Proxies take turns, round by round, and medians are printed with their ratio to the first peer. What counts is
 CPU milliseconds per request of the proxy's whole process tree: it holds on a shared machine, times do not.
@@ -126,7 +127,8 @@ def main() -> None:
     ap = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     ap.add_argument("--guide", type=Path)
     ap.add_argument("--guide-python", default=sys.executable, help="One that has fastapi")
-    ap.add_argument("--router", action="store_true")
+    ap.add_argument("--router", nargs="?", const="vllm-router", help="Its command, when not on the path")
+    ap.add_argument("--relay", action="store_true")
     ap.add_argument("--peer", action="append", default=[], metavar="NAME=COMMAND")
     ap.add_argument("--workloads", default="text,stream,url8,b64x1,b64x8")
     ap.add_argument("--encoders", type=int, default=4)
@@ -140,7 +142,9 @@ def main() -> None:
         commands = {"guide": guide_proxy(args.guide, folder, args.guide_python)} if args.guide else {}
         commands["eccon"] = ECCON
         if args.router:
-            commands["router"] = ROUTER
+            commands["router"] = ROUTER.replace("vllm-router", args.router, 1)
+        if args.relay:
+            commands["relay"] = f"{sys.executable} {HERE / 'relay.py'} {{port}} {args.port}"
         commands |= dict(peer.split("=", 1) for peer in args.peer)
         json_out = compare(args, folder, commands)
     if args.json:
@@ -178,7 +182,7 @@ def measure(
     figures: dict[str, list[tuple[float, load.Result]]] = {}
     for _ in range(args.rounds):
         for proxy, (port, pid) in running.items():
-            if proxy == "router" and name not in ("text", "stream"):
+            if proxy in {"router", "relay"} and name not in {"text", "stream"}:
                 continue
             before = cpu_s(pid)
             count = REQUESTS[name]

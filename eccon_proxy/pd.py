@@ -153,6 +153,8 @@ class PD:
 
     def refuse_poison(self, fingerprint: int) -> None:
         """Raise the 400 for a request that took part in too many deaths."""
+        if not self._suspects:
+            return
         count = self._suspects.deaths(fingerprint, asyncio.get_running_loop().time())
         if count >= self._settings.poison_deaths:
             raise Failure(
