@@ -23,16 +23,19 @@ async def breaks_off(exchange: Exchange) -> None:
     exchange.reset()
 
 
-def well_formed(reply: Reply, streamed: bool) -> bool:
-    """Whether a client can tell from this answer how its request went."""
+def check(reply: Reply, streamed: bool) -> None:
+    """A whole answer, an error as it should be, or a stream that ends with an error and visibly breaks."""
     if reply.status != 200:
-        reply.error(reply.status)
-        return reply.status in {429, 500, 502, 503, 504}
-    if not streamed:
-        return bool(reply.broken) or bool(reply.json()["choices"])
-    if reply.body.endswith(DONE):
-        return not reply.broken
-    return bool(reply.broken)
+        assert not reply.broken
+        reply.error(429, 502, 503, 504)
+    elif not streamed:
+        assert not reply.broken
+        assert reply.json()["choices"]
+    elif reply.broken:
+        assert b"[DONE]" not in reply.body
+        assert json.loads(reply.events[-1])["error"]["message"]
+    else:
+        assert reply.body.endswith(DONE)
 
 
 async def client(cluster: Cluster, number: int, dice: random.Random) -> str:
@@ -49,7 +52,7 @@ async def client(cluster: Cluster, number: int, dice: random.Random) -> str:
         asked.cancel()
         return "left"
     reply = await cluster.proxy.chat(body)
-    assert well_formed(reply, streamed), (reply.status, reply.broken, reply.body[-200:])
+    check(reply, streamed)
     return "broken" if reply.broken else str(reply.status)
 
 
