@@ -11,6 +11,8 @@ C_LOCALES = ("C", "POSIX")
 
 def refuse_reason() -> str | None:
     """Why the console cannot be drawn here, in one line; None when it can."""
+    if os.environ.get("TEXTUAL_DRIVER"):
+        return None  # a page in a browser
     term = os.environ.get("TERM", "")
     if term in ("", "dumb", "unknown"):
         return f"TERM={term!r} cannot show the console; `eccon status` prints the same as text"
