@@ -15,7 +15,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from tests.connector.lab import GuardedLab
+from tests.connector.guarded import GuardedLab
 from tests.contract.client import ask, fresh, image, part, png, text
 from tests.contract.target import LabTarget, free_port, until
 

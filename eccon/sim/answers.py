@@ -43,6 +43,7 @@ class Collected:
         self._reasons: list[str | None] = [None] * chat.n
         self._tokens = [0] * chat.n
         self._prompt = 0
+        self._told: dict[str, str] | None = None
 
     def take(self, output: Output) -> None:
         """One more token of a choice."""
@@ -51,6 +52,7 @@ class Collected:
         self._reasons[output.index] = output.finish_reason
         self._tokens[output.index] = output.tokens
         self._prompt = output.prompt_tokens
+        self._told = output.told
 
     def body(self) -> bytes:
         """As JSON."""
@@ -69,7 +71,7 @@ class Collected:
             "prompt_token_ids": None,
             "prompt_text": None,
             "kv_transfer_params": None,
-            "ec_transfer_params": None,
+            "ec_transfer_params": {"ec_guard": self._told} if self._told else None,
             "metrics": None,
         }
         return json.dumps(answer, ensure_ascii=False, separators=(",", ":")).encode()
@@ -110,10 +112,7 @@ class Streamed:
     def events(self, output: Output) -> bytes:
         """What one token makes: the first one also each choice's role."""
         self._prompt = output.prompt_tokens
-        out = b""
-        if not self._begun:
-            self._begun = True
-            out = b"".join(self._role(i) for i in range(self._chat.n))
+        out = self.begin()
         if not output.tokens:
             return out
         self._tokens[output.index] = output.tokens
@@ -129,6 +128,13 @@ class Streamed:
         if output.finish_reason is not None and not self._chat.include_usage:
             chunk["system_fingerprint"] = FINGERPRINT
         return out + self._event(self._running_usage(chunk, output.tokens))
+
+    def begin(self) -> bytes:
+        """Each choice's role, once."""
+        if self._begun:
+            return b""
+        self._begun = True
+        return b"".join(self._role(i) for i in range(self._chat.n))
 
     def _role(self, index: int) -> bytes:
         delta = {"role": "assistant", "content": ""}

@@ -6,6 +6,7 @@ from typing import Any
 
 import msgspec
 
+from eccon.connector.eccon_guard.settings import request_wait
 from eccon.sim.errors import ApiError, bad_request, invalid, not_found
 from eccon.sim.flags import Serve
 from eccon.sim.parts import Media, read_part
@@ -38,6 +39,8 @@ class Chat(msgspec.Struct, frozen=True, kw_only=True):
     """None: no log-probabilities were asked for."""
     mm_processor_kwargs: dict[str, Any] | None
     media_io_kwargs: dict[str, Any] | None
+    guard_wait_s: float | None
+    """How long a guarded engine lets it wait for its items."""
 
 
 def loads(body: bytes) -> Any:
@@ -216,6 +219,7 @@ def read(serve: Serve, max_model_len: int, raw: Any) -> Chat:
         last_text=last[-300:],
         max_tokens=most,
         min_tokens=(most or 0) if _bool(raw, "ignore_eos") else _int(raw, "min_tokens") or 0,
+        guard_wait_s=request_wait(raw.get("ec_transfer_params"), None),
         n=n or 1,
         stream=stream,
         include_usage=bool(options and options.get("include_usage")),

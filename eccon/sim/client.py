@@ -9,7 +9,7 @@ from collections.abc import AsyncGenerator, Callable
 
 import msgspec
 
-from eccon.sim.errors import ApiError, dead
+from eccon.sim.errors import ApiError, LostError, dead
 from eccon.sim.ipc import (
     LENGTH,
     Abort,
@@ -70,8 +70,9 @@ class EngineClient:
                     for output in message.outputs:
                         self._give(output.id, output)
                 elif isinstance(message, Refused):
+                    error = LostError if message.silent else ApiError
                     self._give(
-                        message.id, ApiError("Internal server error", status=500, type_="InternalServerError")
+                        message.id, error("Internal server error", status=500, type_="InternalServerError")
                     )
         except (asyncio.IncompleteReadError, ConnectionError):
             pass  # it died without a word

@@ -18,7 +18,8 @@ from types import FrameType
 from eccon.sim import logs, milestones
 from eccon.sim.consumer import Consumer
 from eccon.sim.faults import Faults
-from eccon.sim.flags import Serve
+from eccon.sim.flags import CONNECTOR, GUARDED, Serve
+from eccon.sim.guarded import GuardedConsumer, GuardedProducer
 from eccon.sim.ipc import Abort, Add, Dead, Link, Ready
 from eccon.sim.modeldir import Model
 from eccon.sim.process import set_title
@@ -49,6 +50,7 @@ class _Engine:
         self._stopping = False
         self.producer: Producer | None = None
         self.consumer: Consumer | None = None
+        self._connector = GUARDED if serve.guarded else CONNECTOR
 
     def on_signal(self, number: int, _frame: FrameType | None) -> None:
         log.info("[shutdown] EngineCore: trigger received signal=%s", signal.Signals(number).name)
@@ -63,10 +65,12 @@ class _Engine:
             engine_id = str(uuid.uuid4())
             say.connector(engine_id)
             if self._serve.role == "producer":
-                self.producer = Producer(self._serve.extra, self._tunables, self._faults)
+                producer = GuardedProducer if self._serve.guarded else Producer
+                self.producer = producer(self._serve.extra, self._tunables, self._faults)
             else:
-                self.consumer = Consumer(self._serve.extra, self._tunables)
-            worker_log.info("RblnECNixlConnector created (role=%s)", "WORKER")
+                consumer = GuardedConsumer if self._serve.guarded else Consumer
+                self.consumer = consumer(self._serve.extra, self._tunables)
+            worker_log.info("%s created (role=%s)", self._connector, "WORKER")
         if self._faults.take("start-fail"):
             msg = "Failed to load the model (asked for by ECCON_SIM_FAULT)"
             raise RuntimeError(msg)
@@ -76,7 +80,7 @@ class _Engine:
         say.kv_cache(self._slots)
         if self._serve.role != "none":
             say.connector(engine_id)
-            worker_log.info("RblnECNixlConnector created (role=%s)", "SCHEDULER")
+            worker_log.info("%s created (role=%s)", self._connector, "SCHEDULER")
         return Scheduler(
             self._model,
             self._tunables,

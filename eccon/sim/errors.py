@@ -3,7 +3,7 @@
 import json
 from typing import Any
 
-__all__ = ["DEAD", "ApiError", "bad_request", "dead", "invalid", "not_found"]
+__all__ = ["DEAD", "ApiError", "LostError", "bad_request", "dead", "invalid", "not_found"]
 
 DEAD = "EngineCore encountered an issue. See stack trace (above) for the root cause."
 
@@ -25,6 +25,10 @@ class ApiError(Exception):
     def event(self) -> bytes:
         """As an event of a stream that has begun: vLLM writes these with blanks."""
         return f"data: {json.dumps({'error': self.error})}\n\n".encode()
+
+
+class LostError(ApiError):
+    """A request that a guarded PD has failed: a stream of it shows nothing of that."""
 
 
 def bad_request(message: str, param: str | None = None) -> ApiError:

@@ -11,9 +11,10 @@ from typing import Any, NoReturn
 
 import msgspec
 
-__all__ = ["FlagError", "Serve", "Transfer", "parse"]
+__all__ = ["CONNECTOR", "GUARDED", "FlagError", "Serve", "Transfer", "parse"]
 
 CONNECTOR = "RblnECNixlConnector"
+GUARDED = "EcconGuardConnector"
 
 
 class FlagError(Exception):
@@ -41,6 +42,8 @@ class Serve(msgspec.Struct, frozen=True, kw_only=True):
     """ "producer", "consumer", or "none": a plain server that does it all."""
     extra: dict[str, Any]
     """The connector's extra configuration."""
+    guarded: bool
+    """Whether it is the guarded connector."""
     mm_processor_kwargs: dict[str, Any]
     limit_mm: dict[str, int]
     max_model_len: int | None
@@ -163,9 +166,9 @@ def _json(text: str | None, flag: str) -> dict[str, Any]:
     return value
 
 
-def _transfer(text: str | None) -> tuple[str, dict[str, Any]]:
+def _transfer(text: str | None) -> tuple[str, dict[str, Any], bool]:
     if text is None:
-        return "none", {}
+        return "none", {}, False
     try:
         t = msgspec.convert(_json(text, "--ec-transfer-config"), Transfer)
     except msgspec.ValidationError as e:
@@ -178,10 +181,10 @@ def _transfer(text: str | None) -> tuple[str, dict[str, Any]]:
     if t.ec_role not in roles:
         msg = f"ValueError: Unsupported ec_role: {t.ec_role}. Supported roles are ec_producer and ec_consumer"
         raise FlagError(msg)
-    if t.ec_connector != CONNECTOR:
+    if t.ec_connector not in {CONNECTOR, GUARDED}:
         msg = f"ValueError: Unsupported connector type: {t.ec_connector} (the stand-in has {CONNECTOR} only)"
         raise FlagError(msg)
-    return roles[t.ec_role], t.ec_connector_extra_config
+    return roles[t.ec_role], t.ec_connector_extra_config, t.ec_connector == GUARDED
 
 
 def parse(argv: Sequence[str]) -> Serve:
@@ -198,7 +201,7 @@ def parse(argv: Sequence[str]) -> Serve:
     if args.uds:
         msg = "vllm serve: error: --uds: the stand-in listens on TCP only"
         raise FlagError(msg)
-    role, extra = _transfer(args.ec_transfer_config)
+    role, extra, guarded = _transfer(args.ec_transfer_config)
     limits = _json(args.limit_mm_per_prompt, "--limit-mm-per-prompt")
     given = {k: v for k, v in vars(args).items() if v not in (None, False)}
     shown = {k: "***" if k in {"api_key", "hf_token"} else v for k, v in given.items()}
@@ -209,6 +212,7 @@ def parse(argv: Sequence[str]) -> Serve:
         port=args.port,
         role=role,
         extra=extra,
+        guarded=guarded,
         mm_processor_kwargs=_json(args.mm_processor_kwargs, "--mm-processor-kwargs"),
         limit_mm={k: int(v["count"] if isinstance(v, dict) else v) for k, v in limits.items()},
         max_model_len=_length(args.max_model_len),

@@ -47,6 +47,8 @@ class Add(msgspec.Struct, frozen=True, tag="add"):
     n: int
     text: str
     """The last words of the user, of which a text answer is made."""
+    wait_s: float | None = None
+    """How long a guarded engine lets it wait for its items; None: as long as any."""
 
 
 class Abort(msgspec.Struct, frozen=True, tag="abort"):
@@ -68,6 +70,8 @@ class Output(msgspec.Struct, frozen=True):
     tokens: int
     finish_reason: str | None
     prompt_tokens: int
+    told: dict[str, str] | None = None
+    """A guarded encoder's word on its pushes, by hash."""
 
 
 class Stats(msgspec.Struct, frozen=True):
@@ -89,6 +93,8 @@ class Refused(msgspec.Struct, frozen=True, tag="refused"):
     """One request failed, the engine lives."""
 
     id: str
+    silent: bool = False
+    """A stream of it ends without an error event: vLLM passes over an end without tokens."""
 
 
 class Dead(msgspec.Struct, frozen=True, tag="dead"):

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from eccon.sim.cache import EncoderCache
 from eccon.sim.consumer import Consumer
 from eccon.sim.faults import Faults
+from eccon.sim.guarded import GuardedConsumer, GuardedProducer
 from eccon.sim.ipc import Add, FromEngine, Item, Output, Refused, Stats, Step
 from eccon.sim.modeldir import Model
 from eccon.sim.process import kill_tree
@@ -25,6 +26,8 @@ __all__ = ["CACHE_TOKENS", "Scheduler"]
 CACHE_TOKENS = 2048
 """vLLM's room for encoder outputs unless one item is larger: its default of tokens in a batch."""
 KV_TOKENS = 65536
+HELD_S = 0.002
+"""Rest of a step in which everybody is held back by the guard."""
 
 
 class Scheduler:
@@ -71,6 +74,9 @@ class Scheduler:
         self._running = [r for r in self._running if r.add.id != request_id]
         for add in gone[:1]:
             self._forget(add)
+            for side in (self._producer, self._consumer):
+                if isinstance(side, GuardedProducer | GuardedConsumer):
+                    side.guard.gate.forget(add.id)
         if gone:
             self._report([])
 
@@ -82,9 +88,12 @@ class Scheduler:
             NixlError: an encoder's memory cannot be read.
         """
         if self._producer is not None:
-            self._encode_step(self._producer)
+            if (first := self._next(self._producer)) is not None:
+                self._encode_step(self._producer, first)
             return
-        starting = self._waiting.popleft() if self._waiting and len(self._running) < self._slots else None
+        starting = self._next(self._consumer) if len(self._running) < self._slots else None
+        if starting is None and not self._running:
+            return
         moved = self._step_of_pd(starting)
         ended = [run for run, output in moved if output.finish_reason is not None]
         self._running = [run for run in self._running if run not in ended]
@@ -93,11 +102,32 @@ class Scheduler:
                 self._forget(add)
         self._report([output for _, output in moved])
 
+    def _next(self, connector: Producer | Consumer | None) -> Add | None:
+        """Who is first, of those that a guard lets pass; what waited in vain is failed."""
+        if not isinstance(connector, GuardedConsumer | GuardedProducer):
+            return self._waiting.popleft() if self._waiting else None
+        found = None
+        for add in self._waiting:
+            hashes = [i.mm_hash for i in add.items]
+            if not hashes or connector.passes(add.id, hashes, add.wait_s):
+                found = add
+                break
+        gone = set(connector.guard.failed())
+        for add in [a for a in self._waiting if a.id in gone]:
+            self._waiting.remove(add)
+            self._send(Refused(add.id, silent=True))
+        if found is not None:
+            self._waiting.remove(found)
+        elif not self._running:
+            time.sleep(HELD_S)
+        return found
+
     def _step_of_pd(self, starting: Add | None) -> list[tuple[Running, Output]]:
         # The connector is asked for the items of all who wait as well, like vllm-rbln's scheduler does.
-        wanted = [
-            i.mm_hash for add in ([starting] if starting else []) + list(self._waiting) for i in add.items
-        ]
+        adds = ([starting] if starting else []) + list(self._waiting)
+        if isinstance(self._consumer, GuardedConsumer):
+            adds = adds[: 1 if starting else 0]
+        wanted = [i.mm_hash for add in adds for i in add.items]
         if starting:
             for item in starting.items:
                 self._cache.use(starting.id, item.mm_hash)
@@ -125,15 +155,17 @@ class Scheduler:
         prompt = add.text_tokens + sum(t.shape[0] for t in tensors)
         self._running += [Running(add, i, words, prompt) for i in range(add.n)]
 
-    def _encode_step(self, producer: Producer) -> None:
-        add = self._waiting.popleft()
+    def _encode_step(self, producer: Producer, add: Add) -> None:
+        guarded = isinstance(producer, GuardedProducer)
         if add.items and self._faults.take("encode-error"):
             self._send(Refused(add.id))
             return
         for item in add.items:
             self._cache.use(add.id, item.mm_hash)
             if item.mm_hash in self._cache.tensors:
-                continue  # neither encoded nor announced again
+                if guarded:
+                    producer.save(item.mm_hash, self._cache.tensors[item.mm_hash])
+                continue  # without a guard neither encoded nor announced again
             self._encode(item)
             producer.save(item.mm_hash, self._cache.tensors[item.mm_hash])
             if self._faults.take("die-after-push"):
@@ -142,7 +174,10 @@ class Scheduler:
         self._forget(add)
         self._cache.trim()
         prompt = add.text_tokens + sum(i.tokens for i in add.items)
-        self._report([Output(add.id, i, "", 0, "stop", prompt) for i in range(add.n)])
+        told = None
+        if isinstance(producer, GuardedProducer):
+            told = producer.outcomes([i.mm_hash for i in add.items])
+        self._report([Output(add.id, i, "", 0, "stop", prompt, told) for i in range(add.n)])
 
     def _encode(self, item: Item) -> None:
         while self._faults.named("encode-hang"):

@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 from eccon.sim.answers import DONE, Collected, Streamed
 from eccon.sim.chat import Chat, UnparsableError, loads, read, too_long
 from eccon.sim.client import EngineClient
-from eccon.sim.errors import DEAD, ApiError
+from eccon.sim.errors import DEAD, ApiError, LostError
 from eccon.sim.flags import Serve
 from eccon.sim.ipc import Add, Output
 from eccon.sim.items import Items
@@ -87,6 +87,7 @@ class Serving:
             min_tokens=chat.min_tokens,
             n=chat.n,
             text=chat.last_text,
+            wait_s=chat.guard_wait_s,
         )
         outputs = self._engine.generate(add)
         self._metrics.arrived(add.id)
@@ -118,6 +119,8 @@ class Serving:
                 events = answer.events(output)
                 await send({"type": "http.response.body", "body": events, "more_body": True})
             last = answer.end()
+        except LostError:
+            last = answer.begin() + DONE
         except ApiError as e:
             last = e.event() + DONE
             failed = _is_dead(e)

@@ -4,13 +4,14 @@ import math
 import os
 import tempfile
 from collections.abc import Mapping
-from typing import Literal
+from typing import Literal, TypeVar
 
 import msgspec
 
 __all__ = ["MAX_WAIT_S", "Settings", "request_wait"]
 
 MAX_WAIT_S = 600.0
+Default = TypeVar("Default", float, None)
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
@@ -67,7 +68,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         return msgspec.convert(values, cls), faults
 
 
-def request_wait(params: object, default: float) -> float:
+def request_wait(params: object, default: Default) -> float | Default:
     """Seconds that a request may wait: its own `ec_transfer_params.ec_guard_wait_s`, else `default`."""
     if not isinstance(params, Mapping):
         return default

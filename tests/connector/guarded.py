@@ -1,30 +1,50 @@
-"""Real vLLM with the guarded connector, as the contract tests start it without."""
+"""Servers with the guarded connector, as the contract tests start them without: stand-in or real vLLM."""
 
 import os
 from typing import Any
 
 from eccon.connector import CLASS, DIRECTORY, MODULE
 from tests.contract.client import ask, fresh, part
-from tests.contract.target import LabTarget, Server, free_port, until
+from tests.contract.target import LabTarget, Server, SimTarget, free_port, until
 
-__all__ = ["GuardedCluster", "GuardedLab", "encode"]
+__all__ = ["GuardedCluster", "GuardedLab", "GuardedSim", "GuardedTarget", "encode"]
+
+TRANSFER = {"ec_connector": CLASS, "ec_connector_module_path": MODULE}
+
+
+class GuardedSim(SimTarget):
+    """The stand-in, every server of it guarded. The guard's own times are real ones there."""
+
+    wait_s = 1.0
+
+    def connector(self) -> dict[str, Any]:
+        return TRANSFER
+
+    def launch(self, name: str, role: str, extra: dict[str, Any], *flags: str, **more: Any) -> Server:
+        times = {"guard_wait_s": self.wait_s, "guard_pull_timeout_s": 1.0, "guard_delivery_wait_s": 0.5}
+        return super().launch(name, role, times | extra, *flags, **more)
 
 
 class GuardedLab(LabTarget):
     """The lab, every server of it guarded."""
 
+    wait_s = 3.0
+
     def connector(self) -> dict[str, Any]:
-        return {"ec_connector": CLASS, "ec_connector_module_path": MODULE}
+        return TRANSFER
 
     def environment(self) -> dict[str, str]:
         before = os.environ.get("PYTHONPATH")
         return super().environment() | {"PYTHONPATH": str(DIRECTORY) + (f":{before}" if before else "")}
 
 
+GuardedTarget = GuardedSim | GuardedLab
+
+
 class GuardedCluster:
     """A PD, an encoder, and one that holds a single item. All start at once: a start takes its time."""
 
-    def __init__(self, lab: GuardedLab) -> None:
+    def __init__(self, lab: GuardedTarget) -> None:
         self.lab = lab
         self.pull_port = free_port()
         self.pd = lab.pd(self.pull_port)
