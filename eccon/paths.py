@@ -63,6 +63,11 @@ class ClusterPaths(msgspec.Struct, frozen=True):
         return self.root / "logs"
 
     @property
+    def reserve(self) -> Path:
+        """Room on the disk for a process that must be started though the disk is full."""
+        return self.root / "reserve"
+
+    @property
     def logging_config(self) -> Path:
         """The logging configuration handed to every vLLM."""
         return self.root / "vllm-logging.json"

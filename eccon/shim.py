@@ -215,6 +215,8 @@ class Shim:
         self.main_fd = -1
         """pidfd of an adopted process, which is not our child."""
         self.fifo = -1
+        self.errno = 0
+        """Of what kept the process from being started, if it was the disk."""
         self.ended = False
         self.asked = False
         self.kill_at: float | None = None
@@ -240,7 +242,8 @@ class Shim:
         fifo, problem = self._begin()
         if ready_fd >= 0:
             with contextlib.suppress(OSError):
-                os.write(ready_fd, json.dumps({"pid": self.main, "error": problem}).encode() + b"\n")
+                answer = {"pid": self.main, "error": problem, "errno": self.errno}
+                os.write(ready_fd, json.dumps(answer).encode() + b"\n")
             os.close(ready_fd)
         if not problem:
             self._serve(fifo, wake)
@@ -292,9 +295,15 @@ class Shim:
         if begun:
             self._adopt()
             return fifo, ""
-        for reserved in (self.status_path, self.exit_path):
-            with contextlib.suppress(OSError), open(reserved, "wb") as f:
-                f.write(b"{}".ljust(RESERVED) + b"\n")
+        try:
+            for reserved in (self.status_path, self.exit_path):
+                with open(reserved, "wb") as f:
+                    f.write(b"{}".ljust(RESERVED) + b"\n")
+        except OSError as e:
+            # What runs must be written down somewhere, or nobody would ever find it again.
+            os.unlink(path)
+            self.errno = e.errno or 0
+            return fifo, f"cannot write to {self.life}: {e.strerror}"
         return fifo, self._start()
 
     def _adopt(self) -> None:

@@ -24,7 +24,7 @@ from eccon import config, launch
 from eccon.config import Topology
 from eccon.model import ClusterInfo
 from eccon.paths import ClusterPaths, for_cluster
-from eccon.supervisor import api, reaper, store
+from eccon.supervisor import api, lives, reaper, store
 from eccon.supervisor.board import Board
 from eccon.supervisor.cluster import Cluster
 from eccon.supervisor.figures import Figures
@@ -41,6 +41,7 @@ __all__ = ["AlreadyRunningError", "Daemon"]
 
 log = logging.getLogger(__name__)
 LOG_BYTES = 2**20
+LOCK_BYTES = 16
 
 
 class AlreadyRunningError(Exception):
@@ -82,7 +83,8 @@ class Daemon:
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._signalled)
         loop.add_signal_handler(signal.SIGHUP, lambda: None)
-        store.write_atomically(self.paths.logging_config, msgspec.json.encode(launch.logging_config()))
+        self._write_logging_config()
+        lives.keep_reserve(self.paths)
         saved, complaint = store.read(self.paths.state_file)
         board = Board(_info(self.topology, self.paths))
         board.restore_events(saved.events)
@@ -146,6 +148,19 @@ class Daemon:
             listener.close()
             feed.close()
         self._tidy(stopped)
+
+    def _write_logging_config(self) -> None:
+        """A full disk leaves the one of before, which is as good."""
+        wanted = msgspec.json.encode(launch.logging_config())
+        try:
+            if self.paths.logging_config.read_bytes() == wanted:
+                return
+        except OSError:
+            log.info("%s is written for the first time", self.paths.logging_config)
+        try:
+            store.write_atomically(self.paths.logging_config, wanted)
+        except OSError as e:
+            log.error("%s cannot be written: %s", self.paths.logging_config, e.strerror)
 
     def shut_down(self) -> None:
         """Stops the cluster, then ends."""
@@ -233,8 +248,10 @@ def _take_lock(paths: ClusterPaths) -> int:
         os.close(fd)
         msg = f"a daemon of this cluster runs already: pid {holder} ({paths.root})"
         raise AlreadyRunningError(msg) from e
-    os.ftruncate(fd, 0)
-    os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
+    with contextlib.suppress(OSError):
+        # In the place of the one before: a full disk has room for that.
+        os.pwrite(fd, f"{os.getpid()}\n".ljust(LOCK_BYTES).encode(), 0)
+        os.ftruncate(fd, LOCK_BYTES)
     return fd
 
 

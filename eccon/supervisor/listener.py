@@ -188,10 +188,10 @@ class Listener:
     async def take_figures(self) -> None:
         """CPU, memory and lost log lines, every two seconds."""
         while True:
-            mains = {
-                n: o.life.pid for n, o in self.owners.items() if o.life and o.life.pid and not o.life.died
-            }
-            figures = await asyncio.to_thread(self._usage.sample, mains)
+            alive = {n: o.life for n, o in self.owners.items() if o.life and not o.life.died}
+            mains = {n: life.pid for n, life in alive.items() if life.pid}
+            keepers = {n: life.shim.who.pid for n, life in alive.items() if not life.shim.ended.is_set()}
+            figures = await asyncio.to_thread(self._usage.sample, mains, keepers)
             for name, f in figures.items():
                 owner = self.owners.get(name)
                 if owner and owner.life and owner.life.pid == mains[name]:

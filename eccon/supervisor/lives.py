@@ -6,6 +6,7 @@ them, not its own memory.
 
 import asyncio
 import contextlib
+import errno
 import os
 import shutil
 import signal
@@ -24,11 +25,19 @@ from eccon.model import Exit
 from eccon.paths import ClusterPaths
 from eccon.supervisor.identity import Identity, boot_id, start_ticks
 
-__all__ = ["Life", "LifeError", "begin", "find"]
+__all__ = ["Life", "LifeError", "begin", "find", "keep_reserve"]
+
+NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT})
+RESERVE = 1 << 18
+"""Bytes that a new life needs, several times."""
 
 
 class LifeError(Exception):
-    """A process could not be started; the message says why."""
+    """A process could not be started; the message says why. `no_room`: the disk is full."""
+
+    def __init__(self, message: str, *, no_room: bool = False) -> None:
+        super().__init__(message)
+        self.no_room = no_room
 
 
 class Watch:
@@ -188,16 +197,48 @@ async def begin(topology: Topology, paths: ClusterPaths, spec: ProcessSpec) -> L
         "rlimits": limits(topology.supervisor.limits),
     }
     try:
-        directory.mkdir(mode=0o700)
-        (directory / "spec.json").write_bytes(msgspec.json.encode(settings))
-        pid = await _spawn_shim(directory, environment(spec))
+        pid = await _begin_in(directory, settings, environment(spec))
+    except LifeError as e:
+        if not e.no_room:
+            raise
+        # The last process has room to begin whatever fills the disk.
+        paths.reserve.unlink(missing_ok=True)
+        pid = await _begin_in(directory, settings, environment(spec))
+    for old in earlier:
+        shutil.rmtree(old, ignore_errors=True)
+    keep_reserve(paths)
+    return Life(directory, spec.name, pid)
+
+
+def keep_reserve(paths: ClusterPaths) -> None:
+    """Room on the disk that is given up when a process could not be started for lack of it."""
+    with contextlib.suppress(OSError):
+        if not paths.reserve.exists() or paths.reserve.stat().st_size < RESERVE:
+            paths.reserve.write_bytes(b"\0" * RESERVE)
+
+
+def _lay_out(directory: Path, settings: Mapping[str, object]) -> None:
+    directory.mkdir(mode=0o700)
+    (directory / "spec.json").write_bytes(msgspec.json.encode(settings))
+
+
+async def _begin_in(directory: Path, settings: Mapping[str, object], env: Mapping[str, str]) -> int:
+    """The shim's pid; without it nothing is left behind.
+
+    Raises:
+        LifeError: why not.
+    """
+    try:
+        _lay_out(directory, settings)
+        return await _spawn_shim(directory, env)
     except OSError as e:
         shutil.rmtree(directory, ignore_errors=True)
         msg = f"cannot start it: {e.strerror or e}"
-        raise LifeError(msg) from e
-    for old in earlier:
-        shutil.rmtree(old, ignore_errors=True)
-    return Life(directory, spec.name, pid)
+        raise LifeError(msg, no_room=e.errno in NO_ROOM) from e
+    except LifeError as e:
+        if e.no_room:
+            shutil.rmtree(directory, ignore_errors=True)
+        raise
 
 
 def find(paths: ClusterPaths) -> dict[str, Life]:
@@ -257,7 +298,7 @@ async def _spawn_shim(directory: Path, env: Mapping[str, str]) -> int:
     line = await _read_line(read_end)
     answer = msgspec.json.decode(line) if line else {"error": _last_words(directory)}
     if answer.get("error"):
-        raise LifeError(str(answer["error"]))
+        raise LifeError(str(answer["error"]), no_room=answer.get("errno") in NO_ROOM)
     return process.pid
 
 

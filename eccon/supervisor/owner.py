@@ -55,6 +55,8 @@ class Owner:
         """Why this life must end though it is wanted: it did not become ready in time."""
         self.dying_since: float | None = None
         """When its log said that it will exit, by the monotonic clock."""
+        self._no_room = False
+        """Whether the disk keeps it from being started: that is said once."""
         self.aside = False
         """An operator keeps it without items, until told otherwise."""
         self.force = False
@@ -230,18 +232,26 @@ class Owner:
 
     async def _begin(self) -> None:
         board = self.context.board
-        if self.lived:
-            self.restarts += 1
-        self.lived = True
-        self._set(State.STARTING, "")
+        if not self._no_room:
+            self.restarts += self.lived
+            self.lived = True
+            self._set(State.STARTING, "")
         board.update(self.name, restarts=self.restarts, retry_at=None, last_lines=(), milestone=None)
         board.update(self.name, milestones=(), connector=None)
         try:
             self.life = await lives.begin(self.context.topology, self.context.paths, self.spec)
         except lives.LifeError as e:
+            if e.no_room:
+                # It did not die: it is started as soon as there is room.
+                self._set(State.BLOCKED, str(e))
+                self._no_room = True
+                await self._woken(BLOCKED_LOOK_S)
+                return
             board.log(self.name, str(e), "error")
             self._count_death(str(e))
             return
+        self._no_room = False
+        self._set(State.STARTING, "")
         self._reached, self._step, self._adopted = {}, None, False
         self.ready_at, self.doom, self.dying_since = None, "", None
         self.context.devices.forget(self.name)

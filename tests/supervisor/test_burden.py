@@ -26,7 +26,9 @@ def cpu_s(pid: int) -> float:
 
 
 async def test_nine_processes_are_adopted_at_once_and_cost_little(site: Site) -> None:
-    await site.up(encoders=7)
+    site.write(encoders=7)
+    site.config.write_text(site.config.read_text().replace("probe_interval_s = 0.2", "probe_interval_s = 1"))
+    await site.up()
     before = {p.name: p.pid for p in (await site.client.state()).processes}
     assert len(before) == 9
     os.kill(site.daemon_pid(), signal.SIGKILL)

@@ -7,11 +7,12 @@ import signal
 import subprocess
 import sys
 import tarfile
+import time
 
 import pytest
 
 from eccon.client import ControlError
-from eccon.model import ClusterState, State
+from eccon.model import ClusterState, Role, State
 from tests.supervisor.conftest import SIM, Site, until
 from tests.supervisor.load import Load, body
 
@@ -60,6 +61,40 @@ async def test_an_encoder_that_is_set_aside_stays_so_until_it_is_resumed(shared:
     assert state.process("encoder-0").reason == ""  # type: ignore[union-attr]
     with pytest.raises(ControlError, match="is no encoder"):
         await site.client.drain("pd")
+
+
+async def test_a_rolling_restart_begins_with_what_does_not_serve(site: Site) -> None:
+    """It costs nothing, and the next one goes only when it is back."""
+    site.write(encoders=3, failures=2)
+    good = site.config.read_text()
+    broken = '[[encoders.override]]\nindex = 2\nenv = { FAKE_ENCODER = "exit=1" }\n'
+    site.config.write_text(good + broken)
+    client = await site.start()
+    await client.up()
+    await site.see(
+        lambda s: (
+            [p.state for p in s.processes if p.name != "proxy"]
+            == [State.READY, State.READY, State.READY, State.FAILED]
+        )
+    )
+    site.config.write_text(good)
+    await client.reload()
+    await site.see(lambda s: all(in_proxy(s, f"encoder-{n}") == "ready" for n in (0, 1)))
+    begun = time.time()
+    await client.roll()
+    lowest = 3
+
+    def done(state: ClusterState) -> bool:
+        nonlocal lowest
+        ready = sum(p.role is Role.ENCODER and p.state is State.READY for p in state.processes)
+        lowest = min(lowest, ready)
+        return any(e.text == "rolling restart done" and e.at > begun for e in state.events)
+
+    state = await site.see(done, 60)
+    asked = [e.subject for e in state.events if e.text == "restart asked for" and e.at > begun]
+    assert asked == ["encoder-2", "encoder-0", "encoder-1"]
+    assert lowest >= 2
+    assert state.cluster.health == "ok"
 
 
 async def test_a_bundle_tells_all_but_the_secrets(shared: Site) -> None:
