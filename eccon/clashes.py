@@ -18,9 +18,11 @@ LAUNCHED = ("host", "port", "encode_servers_urls", "decode_servers_urls", "group
 """Settings of eccon-proxy that follow from other keys."""
 
 
-def clashes(t: Topology, text: Text) -> Iterator[str]:
-    """One complete line for each fault."""
-    yield from _model(t, text)
+def clashes(t: Topology, text: Text, *, compiled: bool = True) -> Iterator[str]:
+    """One complete line for each fault. Without `compiled` the model directory may be yet to be made."""
+    if compiled or not t.model.path:
+        yield from _model(t, text)
+    yield from _compile(t, text)
     yield from _files(t, text)
     yield from _external(t, text)
     yield from _overrides(t, text)
@@ -42,6 +44,17 @@ def _model(t: Topology, text: Text) -> Iterator[str]:
         yield text.fault(key, t.model.path, reason)
     elif not t.model.hub and not (model / "config.json").is_file():
         yield text.fault(key, t.model.path, "has no config.json: not a model directory")
+
+
+def _compile(t: Topology, text: Text) -> Iterator[str]:
+    c = t.compile
+    sizes = c.decoder_batch_sizes
+    key = ("compile", "decoder_batch_sizes")
+    if sizes and (c.batch_size not in sizes or max(sizes) > c.batch_size):
+        reason = f"must have batch_size, {c.batch_size}, as its largest"
+        yield text.fault(key, sizes, reason)
+    if c.visual_max_seq_len == []:
+        yield text.fault(("compile", "visual_max_seq_len"), [], "needs at least one length")
 
 
 def _files(t: Topology, text: Text) -> Iterator[str]:

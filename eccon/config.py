@@ -15,6 +15,7 @@ from eccon.tomltext import Text, TextError
 
 __all__ = [
     "ClusterFile",
+    "Compile",
     "ConfigError",
     "Connector",
     "Devices",
@@ -43,6 +44,7 @@ Device: TypeAlias = Annotated[int, msgspec.Meta(ge=0)]
 Limit: TypeAlias = Annotated[int, msgspec.Meta(ge=-1)]
 Url: TypeAlias = Annotated[str, msgspec.Meta(pattern=r"^(https?://[^\s/?#@]+(:\d+)?/?)?$")]
 CpuList: TypeAlias = Annotated[str, msgspec.Meta(pattern=r"^(\d+(-\d+)?(,\d+(-\d+)?)*)?$")]
+Count: TypeAlias = Annotated[int, msgspec.Meta(ge=1)]
 Scalar: TypeAlias = str | int | float | bool | list[str]
 Extra: TypeAlias = dict[str, Scalar]
 
@@ -197,6 +199,29 @@ class Limits(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     processes: Limit | None = None
 
 
+class Compile(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """How `eccon compile` makes the model directory, by optimum-rbln."""
+
+    source: str = "Qwen/Qwen3-VL-8B-Instruct"
+    """The model to compile: a hub's name or a directory."""
+    devices: Count | None = None
+    """NPUs of the language model; left out: as many as `pd.devices`."""
+    visual_devices: Count = 1
+    """NPUs of the visual encoder."""
+    max_seq_len: Count = 32_768
+    """Tokens of a request."""
+    batch_size: Count = 8
+    """Requests at a time."""
+    decoder_batch_sizes: list[Count] = []
+    """Shapes of a decoding step, as [1, 2, 4, 8]; the smallest that fits is run. Empty: only `batch_size`."""
+    visual_max_seq_len: Count | list[Count] = 5440
+    """Shapes of the visual encoder, in patches; of several the smallest that fits an image is run."""
+    extra: dict[str, Scalar] = {}
+    """More options of the language model's `rbln_config`."""
+    visual_extra: dict[str, Scalar] = {}
+    """The same for the visual encoder's."""
+
+
 class Supervisor(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """How processes are started, stopped and watched."""
 
@@ -231,6 +256,7 @@ class ClusterFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     encoders: Encoders = Encoders()
     proxy: Proxy = Proxy()
     supervisor: Supervisor = Supervisor()
+    compile: Compile = Compile()
     env: dict[str, str] = {}
     """For every child."""
 
@@ -258,13 +284,13 @@ def find(explicit: str | None = None) -> Path:
     return path
 
 
-def load(path: Path) -> Topology:
-    """Reads and checks `path`.
+def load(path: Path, *, compiled: bool = True) -> Topology:
+    """Reads and checks `path`. Without `compiled` the model directory may be yet to be made.
 
     Raises:
         ConfigError: what is wrong, with every fault that could be found at once.
     """
-    return check(read(path))
+    return check(read(path), compiled=compiled)
 
 
 def read(path: Path) -> Text:
@@ -306,8 +332,8 @@ def parse(text: str, path: Path) -> Topology:
     return check(_text(text, path))
 
 
-def check(text: Text) -> Topology:
-    """The topology that `text` describes.
+def check(text: Text, *, compiled: bool = True) -> Topology:
+    """The topology that `text` describes; `compiled` as for `load`.
 
     Raises:
         ConfigError: every fault, a line each.
@@ -324,7 +350,7 @@ def check(text: Text) -> Topology:
     topology = Topology(
         **{f: getattr(said, f) for f in said.__struct_fields__}, path=text.path, directory=text.path.parent
     )
-    faults = list(clashes(topology, text))
+    faults = list(clashes(topology, text, compiled=compiled))
     if faults:
         raise ConfigError("\n".join(faults))
     return topology

@@ -95,6 +95,17 @@ port = 19000
 # log_files = 4
 # limits = {{}}                  # of every process: files, core_bytes, locked_bytes, memory_bytes, processes
 
+[compile]                        # what `eccon compile` makes model.path with
+# source = "Qwen/Qwen3-VL-8B-Instruct"
+# devices = 8                    # left out: as many as pd.devices
+# visual_devices = 1
+# max_seq_len = 32768
+# batch_size = 8                 # requests at a time
+# decoder_batch_sizes = []       # shapes of a decoding step, as [1, 2, 4, 8]; []: batch_size alone
+# visual_max_seq_len = 5440      # shape of the visual encoder, in patches of 16 x 16; or a list of them
+# extra = {{}}                     # more options of optimum-rbln
+# visual_extra = {{}}
+
 # [env]                          # for every process
 # HF_HOME = "/data/hf"
 """

@@ -143,6 +143,7 @@ def test_every_commented_key_of_the_template_is_the_default(directory: Path) -> 
                 "# index",
                 '# host = "10',
                 "# policy",
+                "# devices",
             )
         )
     )

@@ -34,6 +34,7 @@ COMMANDS = {
     "traces": ("requests", "List the newest requests, or one's way through the cluster."),
     "init": ("config", "Write a commented eccon.toml."),
     "config": ("config", "Show or check the configuration."),
+    "compile": ("compile", "Compile the model for the topology's NPUs, by optimum-rbln."),
     "doctor": ("doctor", "Check host, packages, devices, model and ports; --smoke tries every encoder."),
     "export": ("export", "Write launch scripts or systemd units that start the same."),
     "demo": ("demo", "One PD, four encoders and the proxy on the stand-in for vLLM."),

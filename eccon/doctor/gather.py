@@ -77,8 +77,8 @@ def _driver(kind: str) -> str:
         return ""
 
 
-def launchers(topology: Topology) -> Iterable[Launcher]:
-    """Each vllm command once, with what its environment has."""
+def launchers(topology: Topology, *, imports: bool = True) -> Iterable[Launcher]:
+    """Each vllm command once, with what its environment has; `imports` tries those that only a try shows."""
     processes: dict[str, list[str]] = {}
     for name, command in versions.launchers(topology).items():
         processes.setdefault(command, []).append(name)
@@ -95,7 +95,7 @@ def launchers(topology: Topology) -> Iterable[Launcher]:
             path=str(path),
             python=_python(path, sites),
             packages=packages,
-            imports=_imports(path, ["nixl"] if "nixl" in packages else []),
+            imports=_imports(path, ["nixl"] if imports and "nixl" in packages else []),
             ucx=any(
                 True for site in sites for _ in site.glob("*nixl*libs/**/libplugin_UCX.so")
             ) or any(True for site in sites for _ in site.glob(".nixl*libs/**/libplugin_UCX.so")),

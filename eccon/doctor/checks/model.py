@@ -3,18 +3,22 @@
 The names are those of optimum-rbln 0.12 and, where they differ, of 0.10 and 0.11.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from eccon.doctor.evidence import Compiled, Evidence
+from eccon import launch
+from eccon.config import Topology
+from eccon.doctor.evidence import Compiled, Evidence, Launcher
 from eccon.doctor.finding import Finding, bad, good, note
 from eccon.launch.versions import number
+from eccon.paths import ClusterPaths
 from eccon.signals.devices import numbers
 
 __all__ = [
     "batch_buckets",
     "compiler_version",
     "device_counts",
+    "examine",
     "files_complete",
     "image_size",
     "is_compiled",
@@ -188,3 +192,13 @@ def batch_buckets(e: Evidence) -> Iterator[Finding]:
     if len(buckets) == 1 and batch > 1:
         advice = "compile with several decoder_batch_sizes, as 1, 2, 4 and so on"
         yield note("model-batch", "few requests are computed as slowly as a full batch", evidence, advice)
+
+
+def examine(topology: Topology, compiled: Compiled, launchers: Iterable[Launcher]) -> list[Finding]:
+    """What these checks say of a directory that has just been made."""
+    specs = tuple(launch.everything(topology, ClusterPaths(topology.directory, topology.directory)))
+    evidence = Evidence(
+        topology=topology, specs=specs, python="", launchers=tuple(launchers), compiled=compiled
+    )
+    checks = (is_compiled, device_counts, compiler_version, files_complete, image_size, batch_buckets)
+    return [finding for check in checks for finding in check(evidence)]
