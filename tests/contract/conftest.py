@@ -5,16 +5,21 @@ from http.client import HTTPException
 
 import pytest
 
+from tests.connector.guarded import GuardedLab, GuardedSim
 from tests.contract.client import ask, fresh, part
 from tests.contract.target import LabTarget, Server, SimTarget, Target, free_port
 
 TARGETS: dict[str, type[Target]] = {"sim": SimTarget, "lab": LabTarget}
+GUARDED: dict[str, type[Target]] = {"sim": GuardedSim, "lab": GuardedLab}
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Known only where this directory is named on the command line; elsewhere the default holds."""
     parser.addoption(
         "--target", default="sim", choices=sorted(TARGETS), help="what the contract is tested on"
+    )
+    parser.addoption(
+        "--guard", default="off", choices=("on", "off"), help="with the guarded connector, or the vendor's"
     )
 
 
@@ -37,7 +42,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 @pytest.fixture(scope="session")
 def target(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Target]:
     """What the contract is tested on."""
-    made = TARGETS[request.param](tmp_path_factory.mktemp(request.param))
+    targets = GUARDED if request.config.getoption("--guard", "off") == "on" else TARGETS
+    made = targets[request.param](tmp_path_factory.mktemp(request.param))
     try:
         yield made
     finally:

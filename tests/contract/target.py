@@ -151,6 +151,8 @@ class Target(ABC):
     """Of the protocol's own times."""
     start_s: float
     """Patience for a start."""
+    version = "0.30.0"
+    """Of vLLM."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
@@ -261,6 +263,7 @@ class LabTarget(Target):
         super().__init__(directory)
         self._place = Place(default())
         assert self._place.vllm.exists(), f"no lab in {self._place.root}: eccon lab setup"
+        self.version = self._place.version()
 
     @property
     def command(self) -> list[str]:

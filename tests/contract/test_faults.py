@@ -392,11 +392,11 @@ def test_milestones_in_order(target: Target) -> None:
         server.wait_log("Application startup complete")
         log = server.log()
     marks = [
-        r"version 0\.30\.0",
+        rf"version {re.escape(target.version)}",
         r"non-default args: \{",
         r"Resolved architecture: Qwen3VLForConditionalGeneration",
         r"Using max model len 4096",
-        r"\(EngineCore pid=\d+\) .*Initializing a V1 LLM engine \(v0\.30\.0\)",
+        rf"\(EngineCore pid=\d+\) .*Initializing a V1 LLM engine \(v{re.escape(target.version)}\)",
         r"Creating connector with name: RblnECNixlConnector and engine_id: ",
         rf"RblnECNixlConnector \(llm\): PULL bound on tcp://127\.0\.0\.1:{port}",
         r"RblnECNixlConnector created \(role=WORKER\)",
