@@ -1,12 +1,13 @@
 """Opening the console: on the cluster at hand, or on a control socket."""
 
 import asyncio
+import os
 import sys
 from pathlib import Path
 
 import click
 
-from eccon import config, console
+from eccon import config, console, scaffold
 from eccon.cli.cluster import bring_up
 from eccon.cli.common import NOT_RUNNING, USAGE, config_option, control_socket, guarded, narrate
 from eccon.client import Address, Client, NotRunning
@@ -26,7 +27,13 @@ def open_console(
 
 
 def open_at_hand(file: str | None, *, read_only: bool, theme: str | None) -> int:
-    """`eccon` without a command: attaches to the cluster of the configuration, and offers to start it."""
+    """`eccon` without a command: attaches to the cluster of the configuration, and offers to start it.
+
+    Where there is no configuration it shows what there is instead, and what can be made of it.
+    """
+    unnamed = file is None and not os.environ.get("ECCON_CONFIG")
+    if unnamed and not Path("eccon.toml").exists() and console.refuse_reason() is None:
+        return _first_run(read_only=read_only, theme=theme)
     try:
         path = config.find(file)
         socket = control_socket(str(path))
@@ -44,6 +51,31 @@ def open_at_hand(file: str | None, *, read_only: bool, theme: str | None) -> int
         if code := guarded(lambda: asyncio.run(bring_up(str(path), detach=True))):
             return code
     return open_console(socket, read_only=read_only, theme=theme)
+
+
+def _first_run(*, read_only: bool, theme: str | None) -> int:
+    from eccon import discovery  # noqa: PLC0415  only here is looked around
+    from eccon.console.welcome import welcome  # noqa: PLC0415  only here is drawn
+
+    findings = discovery.look(Path.cwd())
+    choice, code = welcome(findings, theme)
+    what, _, value = choice.partition(":")
+    if what == "demo":
+        options = ["--theme", theme] if theme else []
+        os.execv(sys.executable, [sys.executable, "-m", "eccon", "demo", *options])  # noqa: S606  no shell
+    if what == "attach":
+        return open_console(Path(value), read_only=read_only, theme=theme)
+    if what == "file":
+        return open_at_hand(str(Path(value).expanduser()), read_only=read_only, theme=theme)
+    if what == "init":
+        model = value or "Qwen3-VL-8B-Instruct"
+        try:
+            path = scaffold.write(Path(), discovery.topology(findings, model, Path.cwd().name or "cluster"))
+        except OSError as e:
+            narrate(f"eccon: eccon.toml: {e.strerror}")
+            return USAGE
+        narrate(f"{path.absolute()}: look it through; `eccon config check`, then `eccon up`")
+    return code
 
 
 def _answers(socket: Path) -> bool:
