@@ -10,14 +10,27 @@ from typing import TYPE_CHECKING
 import aiohttp
 import msgspec
 from litestar import asgi
+from litestar.openapi.spec import OpenAPIMediaType, OpenAPIResponse, Operation, PathItem, RequestBody
 from litestar.types import Receive, Scope, Send
 
 if TYPE_CHECKING:
     from eccon.supervisor.cluster import Cluster
 
-__all__ = ["prompt"]
+__all__ = ["DESCRIBED", "prompt"]
 
 BODY_MAX = 512 * 2**20
+DESCRIBED = PathItem(
+    post=Operation(
+        summary="A test prompt through the proxy; the answer's bytes as they come.",
+        request_body=RequestBody({"application/json": OpenAPIMediaType()}, required=True),
+        responses={
+            "200": OpenAPIResponse(
+                "As the proxy answers: JSON, or an event stream.",
+                content={"application/json": OpenAPIMediaType(), "text/event-stream": OpenAPIMediaType()},
+            )
+        },
+    )
+)
 PASSED = ("content-type", "x-request-id", "retry-after")
 
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import io
+import json
 import os
 import signal
 import subprocess
@@ -9,6 +10,7 @@ import sys
 import tarfile
 import time
 
+import aiohttp
 import pytest
 
 from eccon.client import ControlError
@@ -108,6 +110,60 @@ async def test_a_bundle_tells_all_but_the_secrets(shared: Site) -> None:
         assert b"in-the-bundle" in state.read()
     assert {"host.txt", "eccon.toml", "logs/pd.log", "logs/encoder-0.log", "daemon.log"} <= names
     assert any(n.startswith("run/pd@") for n in names)
+
+
+async def run(site: Site, *argv: str, lines: int | None = None) -> tuple[int | None, str]:
+    """`eccon …`: exit code and stdout; with `lines` it is interrupted when it has said that many."""
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "eccon", "-f", str(site.config), *argv),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    assert process.stdout is not None
+    said = b""
+    if lines is not None:
+        for _ in range(lines):
+            said += await asyncio.wait_for(process.stdout.readline(), 60)
+        process.send_signal(signal.SIGINT)
+    rest, complaint = await asyncio.wait_for(process.communicate(), 120)
+    text = (said + rest).decode()
+    assert "Traceback" not in complaint.decode(), complaint.decode()
+    return process.returncode, text
+
+
+async def test_each_has_its_command(shared: Site) -> None:
+    site = shared
+    assert await run(site, "drain", "encoder-1") == (0, "")
+    assert in_proxy(await site.client.state(), "encoder-1") == "drained"
+    code, text = await run(site, "status", "--watch", lines=5)
+    assert code == 130
+    assert "encoder-1" in text
+    assert "\x1b" not in text
+    code, text = await run(site, "status", "--watch", "--json", lines=1)
+    assert code == 130
+    assert json.loads(text.splitlines()[0])["processes"][0]["name"] == "pd"
+    assert await run(site, "resume", "encoder-1") == (0, "")
+    target = site.directory / "report.tar.gz"
+    code, text = await run(site, "diagnostics", str(target))
+    assert (code, text.startswith(str(target))) == (0, True)
+    assert target.stat().st_mode & 0o777 == 0o600
+    assert (await run(site, "diagnostics", "/no/such/place.gz"))[0] == 1
+    assert (await run(site, "drain", "nobody"))[0] == 1
+    before = {p.name: p.pid for p in (await site.client.state()).processes}
+    assert (await run(site, "roll"))[0] == 0
+    after = {p.name: p.pid for p in (await site.client.state()).processes}
+    assert {n for n in after if after[n] != before[n]} == {"encoder-0", "encoder-1"}
+
+
+async def test_the_api_describes_itself(shared: Site) -> None:
+    connector = aiohttp.UnixConnector(str(shared.paths.control_socket))
+    async with (
+        aiohttp.ClientSession("http://eccon", connector=connector) as session,
+        session.get("/schema/openapi.json") as response,
+    ):
+        paths = json.loads(await response.read())["paths"]
+    for path in ("state", "events", "prompt", "up", "encoders", "logs/{name}", "traces/{trace_id}"):
+        assert f"/v1/{path}" in paths
 
 
 async def test_secrets_do_not_get_into_a_bundle_nor_on_the_screen(site: Site) -> None:

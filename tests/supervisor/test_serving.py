@@ -10,6 +10,7 @@ import pytest
 
 from eccon.client import ControlError
 from eccon.model import ClusterState, Role, State
+from eccon.supervisor import identity
 from tests.supervisor.conftest import Site, serving
 from tests.supervisor.load import Load, body
 
@@ -103,6 +104,31 @@ async def test_a_stuck_encoder_is_seen_and_its_restart_frees_the_requests(shared
     await load.some_more()
     await load.end()
     assert (await site.process("pd")).pid == pd.pid
+
+
+async def test_policy_restarts_a_stuck_encoder_by_itself(shared: Site) -> None:
+    site = shared
+    text = site.config.read_text()
+    site.config.write_text(text.replace("[supervisor]\n", "[supervisor]\nrestart_stalled_s = 0.5\n"))
+    await site.client.reload()
+    for n in range(4):
+        _ = [part async for part in site.client.prompt(body(2, first=2 * n))]
+    before = await site.client.state()
+    stuck = before.process("encoder-1")
+    assert stuck is not None
+    assert stuck.pid
+    for pid in identity.tree(stuck.pid) - {stuck.pid}:
+        os.kill(pid, signal.SIGSTOP)
+    load = Load(site)
+    state = await site.see(
+        lambda s: s.process("encoder-1").pid not in {None, stuck.pid} and s.cluster.health == "ok",  # type: ignore[union-attr]
+        60,
+    )
+    await load.some_more()
+    await load.end()
+    assert state.process("pd").pid == before.process("pd").pid  # type: ignore[union-attr]
+    site.config.write_text(text)
+    await site.client.reload()
 
 
 async def test_the_pd_is_restarted_with_images_held_off_meanwhile(shared: Site) -> None:
