@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from eccon import shim
 from eccon.client import ControlError, NotRunning
 from eccon.model import ClusterState, State
 from eccon.supervisor import DaemonError, start_daemon
@@ -21,6 +22,12 @@ from tests.supervisor.conftest import Site, until
 def texts(state: ClusterState, subject: str, since: float = 0.0) -> list[str]:
     """What happened to one process."""
     return [e.text for e in state.events if e.subject == subject and e.at >= since]
+
+
+def shim_of(site: Site, name: str) -> int:
+    """Pid of the shim that keeps a process, as its life says."""
+    newest = max(site.paths.run.glob(f"{name}@*"), key=lambda d: int(d.name.rpartition("@")[2]))
+    return int(str(shim.read_whole(str(newest / "status.json"))["shim"]))
 
 
 @pytest.fixture(scope="module")
@@ -247,9 +254,9 @@ async def test_a_new_daemon_finds_everything_as_it_was(shared: Site) -> None:
     assert lost is not None
     assert lost.pid
     os.kill(lost.pid, signal.SIGKILL)
-    shims = [p for p in site.left() if b"encoder-0@" in Path(f"/proc/{p}/cmdline").read_bytes()]
-    os.kill(shims[0], signal.SIGKILL)
-    await until(lambda: not Path(f"/proc/{shims[0]}").exists(), 5, "the shim's end")
+    shim_pid = shim_of(site, "encoder-0")
+    os.kill(shim_pid, signal.SIGKILL)
+    await until(lambda: not Path(f"/proc/{shim_pid}").exists(), 20, "the shim's end")
     await site.start()
     after = await site.see(
         lambda s: s.cluster.health == "ok" and _is(s, "encoder-1", State.READY, not_pid=lost.pid)
@@ -282,8 +289,7 @@ async def test_a_daemon_that_is_told_to_end_leaves_the_cluster_running(shared: S
 async def test_a_killed_shim_is_replaced_while_the_server_runs_on(shared: Site) -> None:
     site, begun = shared, time.time()
     before = await site.process("pd")
-    shims = [p for p in site.left() if b"pd@" in Path(f"/proc/{p}/cmdline").read_bytes()]
-    os.kill(shims[0], signal.SIGKILL)
+    os.kill(shim_of(site, "pd"), signal.SIGKILL)
     state = await site.see(lambda s: any("a new one took over" in t for t in texts(s, "pd", begun)))
     assert state.process("pd").pid == before.pid  # type: ignore[union-attr]
     assert _is(state, "pd", State.READY)
