@@ -13,15 +13,15 @@ from eccon_proxy.plan import Buffer, Plan, fingerprint, parse, pd_body
 from eccon_proxy.requestid import derived, usable
 from eccon_proxy.settings import RBLN_CONNECTOR
 
-__all__ = ["chat", "forward", "limit_time"]
+__all__ = ["chat", "enter", "forward", "limit_time", "refuse_when_full"]
 
 
 async def chat(ex: Exchange) -> None:
     """Serve one chat request."""
-    core, settings = ex.core, ex.core.settings
+    core = ex.core
     headers = ex.upstream_headers()
     ex.check_type()
-    _refuse_when_full(ex)
+    refuse_when_full(ex)
     body = await ex.read_body()
     timer = limit_time(ex)
     queued = False
@@ -29,8 +29,7 @@ async def chat(ex: Exchange) -> None:
         plan = _plan(ex, body)
         trace = ex.trace
         trace.model, trace.items, trace.stream = plan.model, len(plan.places), plan.stream
-        if not core.room.take_now():
-            await _wait(ex, core.room.take(1, settings.queue_timeout), "The proxy is full")
+        await enter(ex)
         queued = True
         if core.inliner is not None and plan.items:
             inlined = await core.inliner.inline(plan)
@@ -165,7 +164,16 @@ def limit_time(ex: Exchange) -> asyncio.TimerHandle | None:
     return asyncio.get_running_loop().call_later(limit, ex.stop, failure)
 
 
-def _refuse_when_full(ex: Exchange) -> None:
+async def enter(ex: Exchange) -> None:
+    """Take a place among the requests under way, which is to be given back; wait in the queue for it."""
+    room = ex.core.room
+    if not room.take_now():
+        refuse_when_full(ex)  # others may have come while its body did
+        await _wait(ex, room.take(1, ex.core.settings.queue_timeout), "The proxy is full")
+
+
+def refuse_when_full(ex: Exchange) -> None:
+    """Raise the 503 when the queue is full as well: better before a body is read than after."""
     room = ex.core.room
     if room.taken >= room.size and room.waiting >= ex.core.settings.queue:
         ex.core.metrics.refused.add("full")

@@ -4,7 +4,7 @@ import json
 
 import msgspec
 
-from eccon_proxy.chat import forward
+from eccon_proxy.chat import enter, forward, refuse_when_full
 from eccon_proxy.classify import carries_media, looks_clean
 from eccon_proxy.errors import Failure, bad_request, busy, down, upstream
 from eccon_proxy.exchange import Exchange
@@ -29,11 +29,10 @@ async def post(ex: Exchange) -> None:
     core = ex.core
     headers = ex.upstream_headers()
     ex.check_type()
+    refuse_when_full(ex)
     body = await ex.read_body()
     refuse_media(body, ex.route)
-    if not core.room.take_now():
-        core.metrics.refused.add("full")
-        raise busy("The proxy is full")
+    await enter(ex)
     try:
         pd = await core.pick_pd(media=False)
         mark = fingerprint(body)
@@ -108,6 +107,8 @@ async def _get(ex: Exchange, pd: PD, headers: bytes) -> None:
 
 
 def _failure(pd: PD, error: UpstreamError) -> Failure:
+    if error.cause == "exhausted":
+        return busy(f"The PD was not asked: {error}")
     if error.cause in {"refused", "connect"}:
         return down(f"The PD is down: {error}", code="pd_down")
     status = 504 if error.cause == "timeout" else 502

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 __all__ = ["Recorder", "SpanRecord", "Traces"]
 
 SpanOutcome = Literal["ok", "error", "timeout", "cancelled"]
+LONGEST_NAME = 256
 _TRACE_BYTES = 700
 _SPAN_BYTES = 350
 
@@ -91,10 +92,13 @@ class Recorder:
         """End the trace and what is still open in it."""
         now = time.perf_counter()
         self.total = now - self.start
+        # What the client made up is kept for long: not at any length.
+        self.model = self.model[:LONGEST_NAME]
         self.status = status
         self.outcome = outcome
         self.error = error[:1000]
         for span in self.spans:
+            span.uuid = span.uuid[:LONGEST_NAME]
             if span.end is None:
                 how: SpanOutcome = "cancelled" if outcome == "client_closed" else "error" if error else "ok"
                 span.close(how, error, at=now)

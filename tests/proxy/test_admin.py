@@ -551,6 +551,14 @@ async def test_profiling_goes_to_all(cluster: Cluster, verb: str) -> None:
     assert all(fake.requests(f"/{verb}") for fake in cluster.fakes)
 
 
+async def test_a_long_name_is_not_kept_at_its_length(cluster: Cluster) -> None:
+    long = "n" * 2_000_000
+    reply = await cluster.proxy.chat(body_of(image(1, uuid=long), model=long), {"x-request-id": "long-name"})
+    assert reply.status == 200
+    assert len((await cluster.proxy.admin("GET", "/admin/traces/long-name")).body) < 10_000
+    assert len(cluster.proxy.log) < 100_000
+
+
 async def test_the_admin_shows_no_media(cluster: Cluster) -> None:
     part = image("precious")
     await cluster.proxy.chat(body_of(part), {"x-request-id": "media"})

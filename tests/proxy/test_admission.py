@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from tests.fakes import Exchange, hang
+from tests.fakes import CHAT, Exchange, hang
 from tests.proxy.classify import media_parts
 from tests.proxy.conftest import Clusters
 from tests.proxy.support import Cluster, Reply, body_of, eventually, image, wait_for
@@ -161,6 +161,54 @@ async def test_beyond_the_queue_is_busy_at_once(clusters: Clusters) -> None:
 
     await eventually(down, "down")
     assert (await cluster.proxy.chat(body_of(image(1)))).error(503)["code"] != busy
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/tokenize"])
+async def test_other_endpoints_wait_in_the_same_queue(clusters: Clusters, path: str) -> None:
+    cluster = await clusters.get("--max-inflight", "1", "--queue", "1", "--queue-timeout", "20")
+    go = asyncio.Event()
+    cluster.pd.always(after(go, stream()))
+    cluster.pd.always(after(go, cluster.pd.models), path)
+    first = asyncio.ensure_future(cluster.proxy.chat(body_of("hi", stream=True)))
+    await wait_for(lambda: cluster.pd.calls, "one in flight")
+    second = asyncio.ensure_future(cluster.proxy.request("POST", path, b'{"model":"m","prompt":"a"}'))
+
+    async def queued() -> bool:
+        return (await cluster.proxy.state()).queued == 1
+
+    await eventually(queued, "one queued")
+    third = await cluster.proxy.request("POST", path, b'{"model":"m","prompt":"a"}')
+    third.error(503)
+    assert "retry-after" in third.headers
+    go.set()
+    assert (await first).status == (await second).status == 200
+
+
+async def test_uploads_that_end_together_do_not_overrun_the_queue(clusters: Clusters) -> None:
+    cluster = await clusters.get("--max-inflight", "1", "--queue", "1", "--queue-timeout", "20")
+    go = asyncio.Event()
+    cluster.pd.always(after(go, cluster.pd.chat))
+    body = body_of("hi")
+    head = f"POST {CHAT} HTTP/1.1\r\nhost: a\r\ncontent-type: application/json\r\nconnection: close\r\n"
+    begin = f"{head}content-length: {len(body)}\r\n\r\n".encode()
+    uploads = [await asyncio.open_connection("127.0.0.1", cluster.proxy.port) for _ in range(6)]
+    for _, writer in uploads:
+        writer.write(begin + body[:10])
+
+    async def all_begun() -> bool:
+        return (await cluster.proxy.state()).inflight == 6
+
+    await eventually(all_begun, "all have begun")
+    for _, writer in uploads:
+        writer.write(body[10:])
+    answers = [asyncio.ensure_future(reader.read()) for reader, _ in uploads]
+    await wait_for(lambda: sum(answer.done() for answer in answers) == 4, "the surplus is refused", 15)
+    assert all(b" 503 " in answer.result()[:20] for answer in answers if answer.done())
+    go.set()
+    assert sum(b" 200 " in answer[:20] for answer in await asyncio.gather(*answers)) == 2
+    for _, writer in uploads:
+        writer.close()
+        await writer.wait_closed()
 
 
 async def test_waiting_has_an_end(clusters: Clusters) -> None:
