@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 import os
-import shutil
 import sys
 import time
 from pathlib import Path
@@ -25,6 +24,7 @@ from eccon.cli.common import (
 from eccon.cli.progress import Progress
 from eccon.cli.watching import serves, watch
 from eccon.client import Client, ControlError, NotRunning
+from eccon.launch import versions
 from eccon.model import ClusterState, Process, Quantiles
 from eccon.supervisor import start_daemon
 
@@ -53,10 +53,10 @@ async def up(file: str | None, detach: bool, timeout: float, partial: bool) -> i
 async def bring_up(file: str | None, *, detach: bool, timeout: float = 0, partial: bool = False) -> int:
     """`eccon up`; with `detach` it returns as soon as the start is under way. The exit code."""
     topology = config.load(config.find(file))
-    launcher = topology.launcher
-    if launcher.kind == "vllm" and shutil.which(launcher.vllm) is None:
-        msg = f"{topology.path}: launcher.vllm = {launcher.vllm!r}: no such command; give the path of vllm"
-        raise config.ConfigError(msg)
+    for name, vllm in versions.launchers(topology).items():
+        if versions.command_path(vllm, topology.directory) is None:
+            msg = f"{topology.path}: {name}: vllm = {vllm!r}: no such command; give the path of vllm"
+            raise config.ConfigError(msg)
     socket = control_socket(str(topology.path))
     was_running = await _is_running(socket)
     paths = await asyncio.to_thread(start_daemon, topology.path)

@@ -59,7 +59,25 @@ set -eu
 here=$(cd -- "$(dirname -- "${{BASH_SOURCE[0]}}")" && pwd)
 if [ -r "$here/{SECRETS}" ]; then set -a; . "$here/{SECRETS}"; set +a; fi
 cd -- {shlex.quote(str(topology.directory))}
-"""
+{_limits(topology)}"""
+
+
+def _limits(topology: Topology) -> str:
+    """As `ulimit` has them: bytes are 1024 at a time there."""
+    wanted = topology.supervisor.limits
+    named = {
+        "-n": wanted.files,
+        "-c": _kib(wanted.core_bytes),
+        "-l": _kib(wanted.locked_bytes),
+        "-v": _kib(wanted.memory_bytes),
+        "-u": wanted.processes,
+    }
+    lines = [f"ulimit {k} {'unlimited' if v < 0 else v}\n" for k, v in named.items() if v is not None]
+    return "".join(lines)
+
+
+def _kib(size: int | None) -> int | None:
+    return size if size is None or size < 0 else size // 1024
 
 
 def _comment(text: str) -> str:
@@ -73,8 +91,9 @@ def _environment(spec: ProcessSpec) -> str:
 
 def _command(spec: ProcessSpec, indent: str = "") -> str:
     """The program and its words, then a flag with its value a line."""
+    pinned = ("taskset", "-c", ",".join(map(str, spec.cpus))) if spec.cpus else ()
     lines: list[list[str]] = [[]]
-    for word in map(shlex.quote, spec.argv):
+    for word in map(shlex.quote, (*pinned, *spec.argv)):
         if word.startswith("--") and lines[-1]:
             lines.append([])
         lines[-1].append(word)

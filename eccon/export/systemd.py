@@ -104,12 +104,25 @@ def _unit(
         "Delegate=yes",
         "Restart=always",
         f"RestartSec={policy.backoff_s:g}",
-        "LimitNOFILE=65536",
+        *([f"CPUAffinity={' '.join(map(str, spec.cpus))}"] if spec.cpus else []),
+        *_limits(topology),
         "",
         "[Install]",
         f"WantedBy={_unit_name(topology)}.target",
     ]
     return "\n".join(lines) + "\n"
+
+
+def _limits(topology: Topology) -> list[str]:
+    wanted = topology.supervisor.limits
+    named = {
+        "LimitNOFILE": 65536 if wanted.files is None else wanted.files,
+        "LimitCORE": wanted.core_bytes,
+        "LimitMEMLOCK": wanted.locked_bytes,
+        "LimitAS": wanted.memory_bytes,
+        "LimitNPROC": wanted.processes,
+    }
+    return [f"{k}={'infinity' if v < 0 else v}" for k, v in named.items() if v is not None]
 
 
 def _absolute(topology: Topology, command: str) -> str:

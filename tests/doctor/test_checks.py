@@ -278,6 +278,18 @@ def test_a_cluster_without_npus_needs_no_compiled_model(good: Evidence) -> None:
             "identity 'content'",
         ),
         ("[connector]", "[connector]\nkind = 'ECExampleConnector'", "connector-bounds", "never removes one"),
+        (
+            "[connector]",
+            "[connector]\nkind = 'ECMooncakeConnector'",
+            "connector-parameters",
+            "waits for transfer ids",
+        ),
+        (
+            "[connector]",
+            "[connector]\nkind = 'ECCPUConnector'",
+            "connector-parameters",
+            "encodes each image again",
+        ),
         ("[connector]", "[connector]\nhost = '0.0.0.0'", "pull-port", "0.0.0.0:19500"),
         ('# profile = "safe"', 'profile = "guide"', "pull-port", "0.0.0.0:19500"),
         ('# profile = "safe"', 'profile = "guide"', "exposed", "9 servers can be reached past the proxy"),

@@ -112,6 +112,20 @@ def test_units_keep_what_lives_and_order_the_pd_first(guide: config.Topology, tm
     assert all(f"eccon-g-encoder-{i}.service" in target for i in range(8))
 
 
+def test_pins_and_limits_go_along(guide: config.Topology, tmp_path: Path) -> None:
+    text = guide.path.read_text().replace("[pd] ", "[pd]\ncpus = '0-1,4' #")
+    text = text.replace(
+        "[supervisor]", "[supervisor]\nlimits = { files = 70000, core_bytes = 0, locked_bytes = -1 }"
+    )
+    pinned = config.parse(text, guide.path)
+    unit = {f.name: f.text for f in export.units(pinned, tmp_path)}["eccon-g-pd.service"]
+    for line in ("CPUAffinity=0 1 4", "LimitNOFILE=70000", "LimitCORE=0", "LimitMEMLOCK=infinity"):
+        assert f"\n{line}\n" in unit
+    script = {f.name: f.text for f in export.scripts(pinned, tmp_path)}["serve_ec_llm.sh"]
+    assert "exec taskset -c 0,1,4 " in script
+    assert "\nulimit -n 70000\nulimit -c 0\nulimit -l unlimited\n" in script
+
+
 def test_units_satisfy_systemd(guide: config.Topology, tmp_path: Path) -> None:
     if shutil.which("systemd-analyze") is None:
         pytest.skip("systemd-analyze is not installed")

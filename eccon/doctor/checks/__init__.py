@@ -28,6 +28,7 @@ CHECKS: tuple[Callable[[Evidence], Iterator[Finding]], ...] = (
     topology.same_model_and_pixels,
     topology.forbidden_flags,
     topology.connector_bounds,
+    topology.connector_parameters,
     topology.secrets,
     network.ports_free,
     network.twins,

@@ -9,7 +9,7 @@ from eccon.doctor.finding import Finding, bad, good, note, warn
 from eccon.launch import ProcessSpec, connectors, identity
 from eccon.model import Role
 
-__all__ = ["connector_bounds", "forbidden_flags", "same_model_and_pixels", "secrets"]
+__all__ = ["connector_bounds", "connector_parameters", "forbidden_flags", "same_model_and_pixels", "secrets"]
 
 COMPILED_IN = {
     "--max-model-len": "max_seq_len",
@@ -102,6 +102,21 @@ def connector_bounds(e: Evidence) -> Iterator[Finding]:
         advice = 'clear the directory at times, or set identity = "content" in [proxy.settings]'
         text = "ECExampleConnector leaves a file an image, and never removes one"
         yield warn("connector-bounds", text, t.connector.shared_storage_path, advice=advice)
+
+
+def connector_parameters(e: Evidence) -> Iterator[Finding]:
+    """Two connectors find an item by parameters of the encoder's answer, which eccon-proxy does not carry on.
+
+    As read in vLLM 0.30.
+    """
+    kind = e.topology.connector.kind
+    advice = "use ECExampleConnector or RblnECNixlConnector"
+    if kind == "ECMooncakeConnector":
+        text = "ECMooncakeConnector's PD waits for transfer ids, which eccon-proxy does not carry on"
+        yield bad("connector-parameters", text, advice=advice)
+    elif kind == "ECCPUConnector":
+        text = "ECCPUConnector's PD encodes each image again: eccon-proxy does not carry on where it is"
+        yield warn("connector-parameters", text, advice=advice)
 
 
 def secrets(e: Evidence) -> Iterator[Finding]:
