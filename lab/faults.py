@@ -136,15 +136,19 @@ def _between_push_and_pull(world: World, act: Callable[[Server], None]) -> None:
         pairs = zip(world.encoders, before, strict=True)
         return [e for e, n in pairs if len(e.events("registered + pushed")) > n]
 
+    struck = threading.Event()
+
     def strike() -> None:
-        until(lambda: bool(pushed()), 30, "nothing was pushed")
-        act(pushed()[0])
+        try:
+            until(lambda: bool(pushed()), 30, "nothing was pushed")
+            act(pushed()[0])
+        finally:
+            struck.set()
 
     striker = threading.Thread(target=strike)
     striker.start()
-    world.beside(
-        lambda: world.ask([part(None, picture(64, 64)), part(None, picture(2000, 2000)), text()]), 5.0
-    )
+    pair = [part(None, picture(64, 64)), part(None, picture(2000, 2000)), text()]
+    world.beside(lambda: world.ask(pair), struck)
     striker.join()
 
 
@@ -172,14 +176,14 @@ def too_many_items(world: World) -> None:
     """Six users with three pictures each, where the PD pulls four items a step."""
     contents = [[*(part(None, picture()) for _ in range(3)), text()] for _ in range(6)]
     with ThreadPoolExecutor(6) as pool:
-        world.beside(lambda: [*pool.map(world.ask, contents)], 0.2)
+        world.beside(lambda: [*pool.map(world.ask, contents)])
 
 
 def encoder_full(world: World) -> None:
     """Four users with two pictures each, where an encoder keeps two items."""
     contents = [[part(None, picture()), part(None, picture(2000, 2000)), text()] for _ in range(4)]
     with ThreadPoolExecutor(4) as pool:
-        world.beside(lambda: [*pool.map(world.ask, contents)], 0.2)
+        world.beside(lambda: [*pool.map(world.ask, contents)])
 
 
 _FEW_PULLS = Room(pd={"max_concurrent_pulls": 4}, flags=("--pd-items", "4"))

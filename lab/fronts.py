@@ -15,7 +15,7 @@ from lab import guide
 from tests.contract.client import Reply, body, get, post
 from tests.contract.target import LabTarget, Server, free_port
 
-__all__ = ["Asked", "ByHand", "Eccon", "Front", "Guide"]
+__all__ = ["PATIENCE_S", "Asked", "ByHand", "Eccon", "Front", "Guide"]
 
 PATIENCE_S = 75.0
 """Of a client. The PD's own stall is 30 s; who has no answer after this has none."""

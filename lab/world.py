@@ -5,9 +5,10 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from http.client import HTTPException
+from threading import Event
 from typing import Any
 
-from lab.fronts import Asked, Front
+from lab.fronts import PATIENCE_S, Asked, Front
 from tests.contract.client import ask, fresh, image, part, png, text
 from tests.contract.target import LabTarget, Server, free_port, until
 
@@ -15,6 +16,8 @@ __all__ = ["Outcome", "Room", "World", "picture"]
 
 DEATH_S = 10.0
 """A PD that will die of what happened does so within this."""
+BETWEEN_S = 0.5
+"""Between two requests of somebody else."""
 TELLING: dict[str, Any] = {"max_tokens": 12, "logprobs": True, "top_logprobs": 3}
 """Makes answers comparable: equal only for equal prompts and equal images."""
 
@@ -133,12 +136,19 @@ class World:
             o.failed += 1
         return asked
 
-    def beside(self, act: Callable[[], object], after_s: float = 1.0) -> None:
-        """Does something, and a moment later sends somebody else's text."""
+    def beside(self, act: Callable[[], object], after: Event | None = None) -> None:
+        """Does something, and meanwhile sends somebody else's text again and again.
+
+        Args:
+            after: begins with that only then; a text makes the PD take in what was pushed to it.
+        """
         with ThreadPoolExecutor(1) as pool:
             doing = pool.submit(act)
-            time.sleep(after_s)
-            self.innocent()
+            if after is not None:
+                after.wait(PATIENCE_S)
+            while not doing.done():
+                self.innocent()
+                time.sleep(BETWEEN_S)
             doing.result()
 
     def innocent(self) -> None:
