@@ -40,7 +40,7 @@ from matplotlib import pyplot as plt  # after its backend is chosen
 
 ENCODERS = 8
 MS_PER_MPIX = 600.0
-"""Encoders of NPUs take seconds an image; slower ones also leave the machine that all this runs on to itself."""
+"""Real ones take seconds an image; it also leaves the machine that all this runs on to itself."""
 LOAD = 0.8
 FIRST = 25000
 GUIDE, OURS = "guide, 8 encoders", "eccon, 8 encoders"
