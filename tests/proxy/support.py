@@ -6,6 +6,7 @@ import contextlib
 import io
 import json
 import os
+import random
 import re
 import signal
 import socket
@@ -70,11 +71,12 @@ def body_of(*parts: object, **keys: object) -> bytes:
 
 
 def free_port() -> int:
-    """A port that nobody listens on now."""
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        port: int = sock.getsockname()[1]
-        return port
+    """A port that nobody has, below those that the kernel gives to outgoing connections and to the fakes."""
+    while True:
+        port = random.randrange(20000, 32768)
+        with socket.socket() as sock, contextlib.suppress(OSError):
+            sock.bind(("127.0.0.1", port))
+            return port
 
 
 async def wait_for(condition: Callable[[], object], what: str, within: float = 5.0) -> None:
@@ -177,8 +179,12 @@ class Proxy:
         env: dict[str, str] | None = None,
         port: int | None = None,
         admin: bool = True,
+        under: Sequence[str] = (),
     ) -> "Proxy":
-        """Start it; it may not answer yet. `flags` come without host and port, and admin unless it is off."""
+        """Start it; it may not answer yet. `flags` come without host and port, and admin unless it is off.
+
+        `under` is a command that runs it, as a shell that sets limits first.
+        """
         port = port or free_port()
         # Short: a socket's path holds 107 bytes.
         socket_path, log_path = tmp / f"a{port}.sock", tmp / f"proxy-{port}.log"
@@ -187,7 +193,7 @@ class Proxy:
             argv += ["--admin", f"unix:{socket_path}"]
         with log_path.open("wb") as log:
             process = await asyncio.create_subprocess_exec(
-                sys.executable,
+                *(*under, sys.executable),
                 *("-m", "eccon_proxy", *argv),
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=log,
@@ -487,6 +493,7 @@ async def start_cluster(
     up: bool = True,
     env: dict[str, str] | None = None,
     quick: bool = True,
+    under: Sequence[str] = (),
 ) -> Cluster:
     """Start fakes and a proxy before them; `quick` with probes fast enough for tests, else as shipped."""
     ledger = Ledger()
@@ -505,6 +512,7 @@ async def start_cluster(
         *(QUICK if quick else ()),
         *flags,
         env=env,
+        under=under,
     )
     cluster = Cluster(proxy, fakes, the_pds, ledger)
     try:
