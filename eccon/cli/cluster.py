@@ -55,7 +55,8 @@ async def bring_up(file: str | None, *, detach: bool, timeout: float = 0, partia
     topology = config.load(config.find(file))
     for name, vllm in versions.launchers(topology).items():
         if versions.command_path(vllm, topology.directory) is None:
-            msg = f"{topology.path}: {name}: vllm = {vllm!r}: no such command; give the path of vllm"
+            key = "launcher.vllm" if vllm == topology.launcher.vllm else f"vllm of {name}"
+            msg = f"{topology.path}: {key} = {vllm!r}: no such command; give the path of vllm"
             raise config.ConfigError(msg)
     socket = control_socket(str(topology.path))
     was_running = await _is_running(socket)

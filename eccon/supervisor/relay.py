@@ -13,6 +13,8 @@ from litestar import asgi
 from litestar.openapi.spec import OpenAPIMediaType, OpenAPIResponse, Operation, PathItem, RequestBody
 from litestar.types import Receive, Scope, Send
 
+from eccon.launch.keys import client_key
+
 if TYPE_CHECKING:
     from eccon.supervisor.cluster import Cluster
 
@@ -49,6 +51,8 @@ async def prompt(scope: Scope, receive: Receive, send: Send) -> None:
     cluster: Cluster = scope["litestar_app"].state["cluster"]
     headers = {"content-type": "application/json"}
     headers |= {k.decode(): v.decode("latin-1") for k, v in scope["headers"] if k == b"x-request-id"}
+    if key := client_key(cluster.topology):
+        headers["authorization"] = f"Bearer {key}"
     relay = asyncio.ensure_future(_relay(cluster.owners["proxy"].spec.url, body, headers, send))
     gone = asyncio.ensure_future(_gone(receive))
     try:
