@@ -1,5 +1,6 @@
 """`--target sim` (default) or `--target lab`, and the cluster that most tests share."""
 
+import time
 from collections.abc import Iterable, Iterator
 from http.client import HTTPException
 
@@ -9,6 +10,7 @@ from tests.connector.guarded import GuardedLab, GuardedSim
 from tests.contract.client import ask, fresh, part
 from tests.contract.target import LabTarget, Server, SimTarget, Target, free_port
 
+_BEGAN = time.monotonic()
 TARGETS: dict[str, type[Target]] = {"sim": SimTarget, "lab": LabTarget}
 VENDORS_WAYS: dict[str, set[str] | None] = {
     # Its deaths: tests/connector/test_faults.py has what becomes of them.
@@ -37,6 +39,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--target", default="sim", choices=sorted(TARGETS), help="what the contract is tested on"
     )
     parser.addoption(
+        "--within",
+        type=float,
+        metavar="SECONDS",
+        help="begin no test after so long; the summary names those that were left out",
+    )
+    parser.addoption(
         "--guard", default="off", choices=("on", "off"), help="with the guarded connector, or the vendor's"
     )
 
@@ -62,6 +70,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def _is_vendors_way(item: pytest.Item) -> bool:
     ways = VENDORS_WAYS.get(item.path.name, set())
     return ways is None or item.name.partition("[")[0] in ways
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Real servers start slowly on a machine that is busy with other things: that is no fault of theirs."""
+    within = item.config.getoption("--within", None)
+    if within is not None and time.monotonic() - _BEGAN > within:
+        pytest.skip(f"out of time: begun later than {within:g} s")
 
 
 @pytest.fixture(scope="session")
