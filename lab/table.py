@@ -37,7 +37,9 @@ def main() -> None:
     run.add_argument("--front", choices=sorted(TITLES), required=True)
     run.add_argument("--guide", type=Path, help="a copy of the guide, for --front guide")
     run.add_argument("--out", type=Path, required=True, help="JSON, added to")
-    run.add_argument("--fault", action="append", choices=[f.name for f in FAULTS], help="only these")
+    run.add_argument(
+        "--fault", action="append", choices=[f.name for f in FAULTS], help="only these, in this order"
+    )
     run.add_argument("--seconds", type=float, default=3600.0, help="begin no fault after so long")
     show = commands.add_parser("show", help="print the table")
     show.add_argument("files", type=Path, nargs="+")
@@ -47,7 +49,8 @@ def main() -> None:
         return
     if given.front == "guide" and given.guide is None:
         parser.error("--front guide needs --guide")
-    chosen = [f for f in FAULTS if given.fault is None or f.name in given.fault]
+    named = {f.name: f for f in FAULTS}
+    chosen = [named[name] for name in given.fault or named]
     measure(given.front, given.guide, given.out, chosen, given.seconds)
 
 
