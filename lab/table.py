@@ -22,8 +22,9 @@ from lab.fronts import ByHand, Eccon, Front, Guide
 from lab.world import Outcome, World
 from tests.contract.target import LabTarget
 
-STALL_S = 5.0
-"""From here on somebody else's one-token request has been stalled; it takes 0.06 s by itself."""
+STALL_S = 20.0
+"""From here on somebody else's one-token request has been stalled. It takes 0.06 s on an idle machine; a PD
+that misses an item holds it for 30 s."""
 TITLES = {"by hand": "no proxy", "guide": "the guide's proxy", "eccon": "eccon-proxy"}
 
 
