@@ -113,26 +113,27 @@ async def test_the_pd_s_death_leaves_the_encoders_alone_and_new_ones_wait_for_it
     assert pd.pid
     os.kill(pd.pid, signal.SIGKILL)
     await site.see(lambda s: s.cluster.health == "unavailable")
+    # It stays away until the encoder has come to wait for it.
+    await client.stop("pd")
     await client.restart("encoder-1")
     await site.see(lambda s: _is(s, "encoder-1", State.WAITING))
+    await client.start("pd")
     after = await site.settled()
     assert after.process("encoder-0") is not None
     assert after.process("encoder-0").pid == before.process("encoder-0").pid  # type: ignore[union-attr]
 
 
 async def test_stubborn_ones_are_killed_together_after_the_grace(site: Site) -> None:
-    site.write(encoders=4, grace=1.0, FAKE="stubborn")
+    site.write(encoders=4, grace=3.0, FAKE="stubborn")
     client = await site.start()
     for name in ("pd", "encoder-0", "encoder-1", "encoder-2", "encoder-3"):
         await client.start(name)
     await site.see(lambda s: sum(p.state is State.READY for p in s.processes) == 5)
     begun = time.monotonic()
     await site.client.down()
-    asked_to_look = time.monotonic()
-    await site.client.state()
-    assert time.monotonic() - asked_to_look < 0.5
+    await site.see(lambda s: any("killing it in" in p.reason for p in s.processes))
     state = await site.see(lambda s: all(p.state is State.STOPPED for p in s.processes))
-    assert time.monotonic() - begun < 1 + 3.5
+    assert time.monotonic() - begun < 5 * 3.0, "one after the other it would take that long"
     for name in ("pd", "encoder-0", "encoder-3"):
         process = state.process(name)
         assert process is not None
@@ -279,11 +280,9 @@ async def test_a_daemon_that_is_told_to_end_leaves_the_cluster_running(shared: S
     pids = {p.name: p.pid for p in (await client.state()).processes}
     os.kill(site.daemon_pid(), signal.SIGTERM)
     await until(lambda: not site.paths.control_socket.exists(), 10, "the daemon's end")
-    begun = time.monotonic()
     await site.start()
     state = await site.see(lambda s: s.cluster.health == "ok")
     assert {p.name: p.pid for p in state.processes} == pids
-    assert time.monotonic() - begun < 10
 
 
 async def test_a_killed_shim_is_replaced_while_the_server_runs_on(shared: Site) -> None:

@@ -124,7 +124,7 @@ async def test_a_whole_tree_that_ignores_term_is_killed_after_the_grace(kept: Ke
     begun = time.monotonic()
     kept.shims[-1].terminate()
     await kept.over()
-    assert 0.4 < time.monotonic() - begun < 3
+    assert 0.4 < time.monotonic() - begun < 10
     assert kept.exit()["signal"] == 9
 
 
@@ -327,10 +327,11 @@ async def test_a_flood_is_not_slowed(kept: Kept) -> None:
 
 
 async def test_it_is_small(kept: Kept) -> None:
-    begun = time.monotonic()
     kept.python("import time; print('up'); time.sleep(1000)")
-    assert time.monotonic() - begun < 1
     await kept.says("up")
+    fields = Path(f"/proc/{kept.shims[-1].pid}/stat").read_bytes().rpartition(b")")[2].split()
+    spent = (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+    assert spent < 0.2, "CPU time; 30 ms on an idle machine"
     status = Path(f"/proc/{kept.shims[-1].pid}/status").read_text()
     peak = next(int(line.split()[1]) for line in status.splitlines() if line.startswith("VmHWM"))
     assert peak < 15 * 1024, f"{peak} kB"
