@@ -2,15 +2,23 @@
 
 import asyncio
 import hmac
+import re
 from collections.abc import AsyncIterator
 from typing import Annotated, Any
 
 import msgspec
 from litestar import Litestar, Request, Response, delete, get, post
 from litestar.connection import ASGIConnection
-from litestar.exceptions import ClientException, HTTPException, NotAuthorizedException, NotFoundException
+from litestar.exceptions import (
+    ClientException,
+    HTTPException,
+    NotAuthorizedException,
+    NotFoundException,
+    PermissionDeniedException,
+)
 from litestar.handlers import BaseRouteHandler
 from litestar.response import Stream
+from litestar.types import Guard
 
 from eccon_proxy.app import on_error
 from eccon_proxy.chrometrace import chrome_trace
@@ -20,13 +28,14 @@ from eccon_proxy.encoders import Encoder
 from eccon_proxy.events import Event
 from eccon_proxy.pd import PD
 from eccon_proxy.schema import Trace
-from eccon_proxy.settings import SettingsError, masked, normal_url
+from eccon_proxy.settings import SettingsError, admin_address, masked, normal_url
 from eccon_proxy.upstream import UpstreamError
 
 __all__ = ["admin_app"]
 
 PROFILE_TIMEOUT = 60.0
 MAX_ID = 64
+LOOPBACK = frozenset({"127.0.0.1", "localhost", "[::1]"})
 
 
 class NewEncoder(msgspec.Struct):
@@ -147,11 +156,23 @@ def admin_app(core: Core, drains: Drains) -> Litestar:
     async def stop_profile() -> Response[bytes]:
         return await _profile(core, b"/stop_profile")
 
+    async def no_browser(connection: ASGIConnection[Any, Any, Any, Any], _: BaseRouteHandler) -> None:
+        # Any page that the operator looks at could send requests to a loopback port, or have a name of
+        # its own resolve to it; neither comes without an Origin or with our address as Host.
+        host = re.sub(r":\d+$", "", connection.headers.get("host", "")).lower()
+        if connection.headers.get("origin") is not None or host not in LOOPBACK:
+            raise PermissionDeniedException("without --admin-key only local programs are served, no browsers")
+
     async def guard(connection: ASGIConnection[Any, Any, Any, Any], _: BaseRouteHandler) -> None:
         given = connection.headers.get("authorization", "").removeprefix("Bearer ").strip()
         if not hmac.compare_digest(given.encode(), core.settings.admin_key.encode()):
             raise NotAuthorizedException("the admin key is needed: Authorization: Bearer KEY")
 
+    guards: list[Guard] = []
+    if core.settings.admin_key:
+        guards.append(guard)
+    elif admin_address(core.settings) is not None:
+        guards.append(no_browser)
     return Litestar(
         [
             state, settings, encoders, add, drain, resume, remove, pds, expect_restart,
@@ -159,7 +180,7 @@ def admin_app(core: Core, drains: Drains) -> Litestar:
         ],
         openapi_config=None,
         logging_config=None,
-        guards=[guard] if core.settings.admin_key else [],
+        guards=guards,
         exception_handlers={Exception: on_error},
     )  # fmt: skip
 

@@ -510,10 +510,10 @@ async def test_admin_on_a_port_answers_there_only(clusters: Clusters, tmp_path: 
         admin=False,
     )
 
-    async def ask(where: int) -> int:
+    async def ask(where: int, **headers: str) -> int:
         async with (
             aiohttp.ClientSession() as session,
-            session.get(f"http://127.0.0.1:{where}/admin/state") as response,
+            session.get(f"http://127.0.0.1:{where}/admin/state", headers=headers) as response,
         ):
             await response.read()
             return response.status
@@ -526,6 +526,11 @@ async def test_admin_on_a_port_answers_there_only(clusters: Clusters, tmp_path: 
 
     await eventually(alive, "the admin port answers", 20)
     assert await ask(port) == 404
+    assert await ask(admin_port, host=f"localhost:{admin_port}") == 200
+    # What a page in the operator's browser could send, and after its name was made to resolve to us.
+    assert await ask(admin_port, origin="http://evil.example") == 403
+    assert await ask(admin_port, host=f"evil.example:{admin_port}") == 403
+    assert await ask(admin_port, host="127.0.0.1.evil.example") == 403
     await proxy.stop()
 
 
