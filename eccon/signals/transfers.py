@@ -15,6 +15,8 @@ __all__ = ["Delivery", "Latencies", "Transfers", "quantiles"]
 
 OPEN_MAX = 8192
 """Items under way that are remembered; the oldest give way."""
+PULL_MAX_S = 40.0
+"""The connector gives a pull up after 30 s (vllm-rbln 0.12), whether or not the PD outlives that."""
 GONE = ""
 """Whose latencies those of encoders that left are."""
 COUNTED: dict[Step, str] = {
@@ -142,6 +144,8 @@ class Transfers:
         """Seconds that the PD's oldest unfinished pull from each encoder has lasted."""
         now = time.time() if now is None else now
         found: dict[str, float] = {}
+        for mm_hash in [h for h, since in self._pulling.items() if now - since > PULL_MAX_S]:
+            self._forget_item(mm_hash)
         for mm_hash, since in self._pulling.items():
             if encoder := self._encoder.get(mm_hash):
                 found[encoder] = max(found.get(encoder, 0.0), now - since)

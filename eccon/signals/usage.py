@@ -91,7 +91,9 @@ class Usage:
         for name, main in mains.items():
             found: set[tuple[int, int]] = set()
             queue = [*sessions.get(main, ()), *([by_pid[main]] if main in by_pid else ())]
-            queue += children.get(keepers.get(name, 0), ())
+            # Never of 0: that is everybody.
+            if keeper := keepers.get(name, 0):
+                queue += children.get(keeper, ())
             while queue:
                 row = queue.pop()
                 if (row.pid, row.start) not in found:

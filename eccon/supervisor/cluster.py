@@ -349,6 +349,8 @@ class Cluster:
         if owner and owner.state is State.STARTING:
             self.listener.end_alarms_of(name)
         if name == "pd":
+            if owner and owner.state not in {State.READY, State.STALLED, State.DRAINING}:
+                self.listener.transfers.pd_ended()
             for other in self.owners.values():
                 if other.state is State.WAITING:
                     other.wake()

@@ -22,6 +22,8 @@ WITHOUT_EVERY_S = 30.0
 """How often a tool that is not there is looked for."""
 FRESH_S = 1.0
 """A reading is good for this long: the tool is asked at most once in it."""
+FAILED_S = 10.0
+"""One that could not be had is not asked for again so soon: a tool may hang each time."""
 MIB = 2**20
 
 
@@ -32,7 +34,7 @@ class DeviceWatch:
         self._board = board
         self._kind = kind
         self._reading: Reading | None = None
-        self._read_at = 0.0
+        self._read_at = float("-inf")
         self._asking = asyncio.Lock()
         self._users: dict[str, set[int]] = {}
         """Pids that had contexts in each process's present life."""
@@ -41,7 +43,7 @@ class DeviceWatch:
     def set_kind(self, kind: str) -> None:
         """The configuration was read again."""
         if kind != self._kind:
-            self._kind, self._reading, self._read_at = kind, None, 0.0
+            self._kind, self._reading, self._read_at = kind, None, float("-inf")
 
     async def run(self, specs: Callable[[], Mapping[str, tuple[ProcessSpec, int | None]]]) -> None:
         """For ever. `specs` tells what is to be shown, each with its main pid while it runs."""
@@ -54,7 +56,7 @@ class DeviceWatch:
     async def look(self) -> Reading | None:
         """The devices now; None when they cannot be read."""
         async with self._asking:
-            if time.monotonic() - self._read_at < FRESH_S:
+            if time.monotonic() - self._read_at < (FRESH_S if self._reading else FAILED_S):
                 return self._reading
             read = reader(self._kind)
             note, reading = "", None

@@ -43,8 +43,10 @@ class External(Owner):
             reason = (await context.prober.serves(self.spec, {model.served_name or model.path})).reason
             self._model_at = time.monotonic()
         if not reason:
+            # What the proxy finds stuck is so until the proxy says otherwise, however good its health.
+            stuck = before is State.STALLED and self._unwell < UNWELL_AFTER
             self._unwell = 0
-            if before is not State.READY:
+            if before is not State.READY and not stuck:
                 self.ready_at = time.time()
                 self.set_state(State.READY, "")
                 await context.became_ready(self.name)

@@ -110,7 +110,8 @@ class Figures:
             self._alarm(key, owner.name, HANGS_IN_PULL if pulled else told)
             owner.set_state(State.STALLED, trouble)
             limit = self.cluster.topology.supervisor.restart_stalled_s
-            if limit is not None and time.time() - owner.process.since > limit and owner.settled_in_life:
+            late = limit is not None and time.time() - owner.process.since > limit
+            if late and owner.settled_in_life and not (owner.spec.external or self.cluster.ending):
                 self.cluster.restart(owner.name)
         elif alarmed and not trouble:
             self.cluster.board.end_alarm(key)

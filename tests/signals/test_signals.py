@@ -131,6 +131,10 @@ def test_what_was_read_before_counts_once_and_still_gives_its_delivery() -> None
     for e in steps:
         half.feed("encoder-0" if e.step == "pushed" else "pd", e, old=True)
     assert half.pulling_s(now + 5)["encoder-0"] == pytest.approx(5, abs=0.1)
+    given_up = Transfers()
+    for e in steps:
+        given_up.feed("encoder-0" if e.step == "pushed" else "pd", e)
+    assert given_up.pulling_s(now + 60) == {}
     assert half.feed("pd", last) is not None
     assert half.pulling_s() == {}
     found = half.of("encoder-0")

@@ -15,6 +15,7 @@ import pytest
 
 from eccon.client import ControlError
 from eccon.model import ClusterState, Role, State
+from eccon.supervisor import identity
 from tests.supervisor.conftest import SIM, Site, until
 from tests.supervisor.load import Load, body
 
@@ -194,7 +195,9 @@ async def test_an_external_encoder_is_routed_to_and_never_touched(site: Site) ->
     site.write(launcher='kind = "sim"', failures=20, **SIM)  # type: ignore[arg-type]
     theirs = site.base + 10
     site.config.write_text(
-        site.config.read_text().replace(
+        site.config.read_text()
+        .replace("[supervisor]\n", "[supervisor]\nrestart_stalled_s = 0.1\n")
+        .replace(
             "[proxy]\n",
             "[[encoders.override]]\nindex = 1\nexternal = true\n"
             f'url = "http://127.0.0.1:{theirs}"\n[proxy]\n',
@@ -233,6 +236,21 @@ async def test_an_external_encoder_is_routed_to_and_never_touched(site: Site) ->
             for refused in (client.stop, client.restart, client.start, client.remove):
                 with pytest.raises(ControlError, match="encoder-1 is external"):
                     await refused("encoder-1")
+            # It hangs: that is seen, and nothing is done to it.
+            daemon = site.daemon_pid()
+            for n in range(4):
+                _ = [part async for part in client.prompt(body(2, first=2 * n))]
+            engine = identity.tree(server.pid) - {server.pid}
+            for pid in engine:
+                os.kill(pid, signal.SIGSTOP)
+            load = Load(site)
+            await site.see(lambda s: s.process("encoder-1").state is State.STALLED, 60)  # type: ignore[union-attr]
+            for pid in engine:
+                os.kill(pid, signal.SIGCONT)
+            await site.see(lambda s: s.cluster.health == "ok", 60)
+            await load.some_more()
+            await load.end()
+            assert site.daemon_pid() == daemon
             await client.drain("encoder-1")
             await site.see(lambda s: in_proxy(s, "encoder-1") == "drained")
             await client.resume("encoder-1")
