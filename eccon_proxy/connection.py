@@ -19,7 +19,8 @@ from eccon_proxy.plan import Buffer
 
 __all__ = ["Connection", "Response", "UpstreamError"]
 
-Cause = Literal["connect", "refused", "closed", "reset", "timeout", "protocol"]
+Cause = Literal["connect", "refused", "closed", "reset", "timeout", "protocol", "exhausted"]
+"""`exhausted`: we had no descriptor or port left to ask with, which says nothing about the server."""
 HIGH_WATER = 256 * 1024
 """Bytes of an answer held before the server is made to wait."""
 

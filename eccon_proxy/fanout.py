@@ -266,7 +266,7 @@ class Fanout:
 
     def _gave_up(self, item: Item, last: EncodeError | None) -> Failure:
         message = f"{item.where}: not encoded; the last encoder: {last}"
-        if last is not None and last.cause == "busy":
+        if last is not None and last.cause in {"busy", "exhausted"}:
             return busy(message, retry_after=last.retry_after or 1.0)
         if last is not None and last.cause == "timeout":
             return upstream(message, status=504, code="encode_timeout")

@@ -29,6 +29,8 @@ KEEP_ALIVE = 75
 BACKLOG = 4096
 JOIN_BELOW = 65536
 """Bytes of a body that are copied behind their head; more are handed over apart."""
+SURPLUS_SECONDS = 0.5
+"""How long a client beyond the cap may take to send what it will not be answered."""
 LONGEST_PATH = 107
 """Bytes of a unix socket's path that Linux takes."""
 
@@ -42,11 +44,15 @@ class _Protocol(HttpToolsProtocol):
     _timer: asyncio.TimerHandle | None = None
     _in_head = False
     _head_bytes = 0
+    _surplus = False
+    """Whether it came beyond the cap on connections."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         if len(self.connections) > self.settings.max_connections:
-            self._refuse(503, "Too many connections")
+            # Told when its request has come: a close while it still sends would hide the answer from it.
+            self._surplus = True
+            self._timer = self.loop.call_later(SURPLUS_SECONDS, self._send_away)
             return
         self._arm(self.settings.header_timeout)
 
@@ -70,6 +76,8 @@ class _Protocol(HttpToolsProtocol):
         self.scope["eccon.connection"] = self  # type: ignore[typeddict-unknown-key]
         self._in_head = True
         self._head_bytes = 0
+        if self._surplus:
+            return
         if self._timer is None:
             self._arm(self.settings.header_timeout)
 
@@ -79,6 +87,8 @@ class _Protocol(HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         self._in_head = False
+        if self._surplus:
+            return
         if self.parser.get_http_version() not in {"1.0", "1.1"}:
             self._refuse(400, "HTTP/1.1 is spoken here")
             return
@@ -93,11 +103,14 @@ class _Protocol(HttpToolsProtocol):
 
     def on_message_complete(self) -> None:
         self._disarm()
+        if self._surplus:
+            self._send_away()
+            return
         if not self.transport.is_closing() and self.cycle is not None:
             super().on_message_complete()
 
     def on_body(self, body: bytes) -> None:
-        if not self.transport.is_closing() and self.cycle is not None:
+        if not self._surplus and not self.transport.is_closing() and self.cycle is not None:
             super().on_body(body)
 
     def send_400_response(self, msg: str) -> None:
@@ -110,6 +123,11 @@ class _Protocol(HttpToolsProtocol):
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
+
+    def _send_away(self) -> None:
+        self._timer = None
+        if not self.transport.is_closing():
+            self._refuse(503, "Too many connections")
 
     def _late(self) -> None:
         self._timer = None

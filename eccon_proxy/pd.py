@@ -12,7 +12,7 @@ from typing import Literal
 
 from eccon_proxy.admission import Room
 from eccon_proxy.encoders import Staged
-from eccon_proxy.errors import Failure, down, upstream
+from eccon_proxy.errors import Failure, busy, down, upstream
 from eccon_proxy.group import Group
 from eccon_proxy.metrics import Metrics
 from eccon_proxy.plan import Buffer
@@ -105,6 +105,8 @@ class PD:
         self._on_change = on_change
         self._alive_at = 0.0
         self._suspect_at: float | None = None
+        self._unasked = False
+        """Whether the last probe was not even sent, for want of a descriptor."""
         self._check: asyncio.Task[None] | None = None
         self._suspects = Suspects(settings.poison_seconds)
         self._vitals: Vitals | None = None
@@ -268,6 +270,9 @@ class PD:
         try:
             response, _ = await self._get(b"/health", limit)
         except UpstreamError as error:
+            if error.cause == "exhausted":
+                self._unasked = True
+                return
             if error.cause == "timeout" and self.heard_since(begun):
                 return
             self.went_down(f"/health: {error}", sure=error.cause != "timeout")
@@ -276,6 +281,7 @@ class PD:
             self.went_down(f"/health answers {response.status}")
             return
         self.alive()
+        self._unasked = False
         if moment is not None and response.reused and response.born <= moment and self._suspect_at is None:
             return
         epoch = None
@@ -285,6 +291,9 @@ class PD:
                 self._vitals = read_vitals(body)
                 epoch = self._vitals.epoch
         except UpstreamError as error:
+            if error.cause == "exhausted":
+                self._unasked = True
+                return
             # Its health was just seen. A death between the two is seen by the next probe.
             if error.cause in {"refused", "reset"}:
                 self.went_down(f"/metrics: {error}")
@@ -320,6 +329,8 @@ class PD:
                 return
             await self.check(moment)
         self.refuse_if_away()
+        if self._unasked:
+            raise busy("No descriptor is left to ask the PD with", retry_after=2.0)
 
     # does it move
 
@@ -390,6 +401,8 @@ class PD:
                     b"POST", path, headers, body, timeout=timeout, fresh=fresh
                 )
             except UpstreamError as error:
+                if error.cause == "exhausted":
+                    raise busy(f"The PD was not asked: {error}", retry_after=2.0) from None
                 unsent = error.cause in {"refused", "connect"}
                 if not unsent and not error.stale:
                     if error.cause != "timeout":

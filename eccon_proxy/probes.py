@@ -12,6 +12,8 @@ from eccon_proxy.vitals import encoded, first_model, trial_body
 
 __all__ = ["Prober"]
 
+NOT_ASKED = "no descriptor was left to ask with"
+"""Says nothing about the encoder."""
 HANG_FACTOR = 8.0
 """An encoder hangs when nothing came from it for so many times what the slowest of its peers take."""
 HANG_FLOOR = 3.0
@@ -50,7 +52,9 @@ class Prober:
         while True:
             begun = loop.time()
             reason = await self._ask(encoder)
-            if reason is None or encoder.last_success > begun:  # too busy for us, but not for its work
+            if reason is NOT_ASKED:
+                pass
+            elif reason is None or encoder.last_success > begun:  # too busy for us, but not for its work
                 misses = 0
                 was_open = encoder.open
                 encoder.answered()
@@ -78,6 +82,8 @@ class Prober:
                 )
             except UpstreamError as e:
                 error = e
+                if e.cause == "exhausted":
+                    return NOT_ASKED
                 if not e.stale:
                     break
                 continue
@@ -99,6 +105,8 @@ class Prober:
         try:
             status, body = await self._encode_ours(encoder, limit)
         except UpstreamError as error:
+            if error.cause == "exhausted":
+                return
             if error.cause == "timeout":  # it may still encode and push it
                 self._orphan(encoder)
             encoder.failed(f"a trial failed: {error}", loop.time(), since=begun)

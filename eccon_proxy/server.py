@@ -13,6 +13,7 @@ import uvloop
 from eccon_proxy.admin import admin_app
 from eccon_proxy.app import public_app
 from eccon_proxy.core import Core
+from eccon_proxy.descriptors import fitted
 from eccon_proxy.drain import Drains
 from eccon_proxy.errors import Failure
 from eccon_proxy.listener import Listener, admin_socket, public_socket
@@ -31,7 +32,7 @@ CUT_SECONDS = 2.0
 def run(settings: Settings) -> int:
     """Serve until a signal; the exit code."""
     configure(settings.log_format, settings.log_level)
-    _tune()
+    settings = _fit(settings, _tune())
     tls = server_context(settings)
     if settings.upstream_ca:
         client_context(settings.upstream_ca)  # a file that is none ends it here, not a later join
@@ -51,7 +52,17 @@ def run(settings: Settings) -> int:
     return 0
 
 
-def _tune() -> None:
+def _fit(settings: Settings, limit: int) -> Settings:
+    found = fitted(settings, limit)
+    for name in ("max_inflight", "max_connections"):
+        wanted, fits = getattr(settings, name), getattr(found, name)
+        if fits < wanted:
+            logger.info("open files: %d, so %s is %d, not %d", limit, name, fits, wanted)
+    return found
+
+
+def _tune() -> int:
+    """Prepare the process; how many files it may have open."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != hard:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
@@ -65,6 +76,7 @@ def _tune() -> None:
     gc.collect()
     gc.freeze()
     gc.set_threshold(5000, 20, 50)
+    return hard if hard != resource.RLIM_INFINITY else 2**20
 
 
 async def _serve(

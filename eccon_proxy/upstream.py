@@ -1,6 +1,7 @@
 """One server behind the proxy: its address and its kept connections."""
 
 import asyncio
+import errno
 import math
 from collections.abc import Sequence
 from urllib.parse import urlsplit
@@ -11,6 +12,7 @@ from eccon_proxy.tls import client_context
 
 __all__ = ["Response", "Upstream", "UpstreamError"]
 
+_OURS = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.EADDRNOTAVAIL})
 IDLE_SECONDS = 4.0
 """vLLM closes idle connections after 5 s; ours go before, so that a request seldom meets the close."""
 
@@ -99,6 +101,8 @@ class Upstream:
         error = making.exception()
         if isinstance(error, ConnectionRefusedError):
             raise UpstreamError("refused", f"{self.url} refuses connections")
+        if isinstance(error, OSError) and error.errno in _OURS:
+            raise UpstreamError("exhausted", f"no connection to {self.url}: {error}")
         if isinstance(error, OSError):
             raise UpstreamError("connect", f"no connection to {self.url}: {error}")
         if error is not None:

@@ -73,7 +73,7 @@ async def ask(
             response.close()
     except UpstreamError as error:
         cause = "stale" if error.stale and not fresh else error.cause
-        raise EncodeError(cause, str(error), blame=cause != "stale") from None
+        raise EncodeError(cause, str(error), blame=cause not in {"stale", "exhausted"}) from None
     status = response.status
     if status == 200:
         if not encoded(answer):

@@ -1,6 +1,6 @@
 """Clusters of fakes behind a real proxy process, shared by the cases of a module where they can be."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -51,9 +51,12 @@ class Clusters:
         pds: int = 1,
         up: bool = True,
         env: dict[str, str] | None = None,
+        under: Sequence[str] = (),
     ) -> Cluster:
         """A cluster of this case alone, whose members it may kill."""
-        cluster = await start_cluster(self._tmp, flags, encoders=encoders, pds=pds, up=up, env=env)
+        cluster = await start_cluster(
+            self._tmp, flags, encoders=encoders, pds=pds, up=up, env=env, under=under
+        )
         self._own.append(cluster)
         return cluster
 

@@ -229,36 +229,94 @@ async def test_idle_keep_alive_connections_do_not_pile_up_for_ever(clusters: Clu
     await writer.wait_closed()
 
 
-@pytest.mark.timeout(100)
+CROWD = 1000
+FEW_FILES = ("sh", "-c", 'ulimit -n 1024; exec "$@"', "sh")
+
+
+@pytest.mark.timeout(150)
 async def test_a_crowd_beyond_capacity_is_told_so_and_leaves_nothing(clusters: Clusters) -> None:
-    # The fakes' and the clients' ends are descriptors of this process.
+    # The fakes' and the clients' ends are descriptors of this process, and keep its loop from answering.
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, 8192), hard))
     try:
         cluster = await clusters.fresh(
-            *("--max-inflight", "150", "--queue", "100", "--queue-timeout", "20"),
-            *("--pd-items", "50", "--encoder-concurrency", "16"),
+            *("--queue-timeout", "60", "--probe-timeout", "20", "--pd-probe-timeout", "20"),
+            under=FEW_FILES,
         )
-        go = asyncio.Event()
-        cluster.pd.always(after(go, stream()))
         body = body_of(image(1), stream=True)
-        crowd = [asyncio.ensure_future(cluster.proxy.chat(body, within=60)) for _ in range(400)]
-        await wait_for(lambda: sum(task.done() for task in crowd) >= 150, "the surplus is refused", 20)
-        assert not any(task.result().status == 200 for task in crowd if task.done())
-        go.set()
-        replies = await asyncio.gather(*crowd)
-        good = [reply for reply in replies if reply.status == 200]
-        assert len(good) >= 150
-        assert all(reply.body.endswith(DONE) and not reply.broken for reply in good)
-        for reply in replies:
-            if reply.status != 200:
-                reply.error(429, 503)
-                assert int(reply.headers["retry-after"]) >= 0
-        await cluster.idle()
+        for _ in range(2):
+            go = asyncio.Event()
+            cluster.pd.always(after(go, stream()))
+            crowd = [asyncio.ensure_future(cluster.proxy.chat(body, within=100)) for _ in range(CROWD)]
+            await wait_for(lambda: sum(t.done() for t in crowd) > CROWD // 3, "the surplus is told", 60)  # noqa: B023
+            assert not any(task.result().status == 200 for task in crowd if task.done())
+            go.set()
+            replies = await asyncio.gather(*crowd)
+            good = [reply for reply in replies if reply.status == 200]
+            assert len(good) >= 200
+            assert all(reply.body.endswith(DONE) and not reply.broken for reply in good)
+            for reply in replies:
+                if reply.status != 200:
+                    assert reply.error(429, 503)["code"] == "busy"
+                    assert int(reply.headers["retry-after"]) >= 0
+            await cluster.idle(20)
+        # What had no descriptor to ask with says nothing of who was not asked.
+        assert [(e.state, e.errors) for e in (await cluster.proxy.state()).encoders] == [("ready", 0)] * 2
+        assert "max_inflight is" in cluster.proxy.log
         again = await asyncio.gather(*(cluster.proxy.chat(body) for _ in range(50)))
         assert {reply.status for reply in again} == {200}
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+async def test_without_a_descriptor_nobody_is_blamed(clusters: Clusters) -> None:
+    cluster = await clusters.fresh("--eject-after", "1")
+    pid = cluster.proxy.process.pid
+    soft, hard = resource.prlimit(pid, resource.RLIMIT_NOFILE)
+    reader, writer = await asyncio.open_connection("127.0.0.1", cluster.proxy.port)
+    writer.write(b"GET /livez HTTP/1.1\r\nhost: a\r\n\r\n")
+    assert b"true" in await asyncio.wait_for(reader.readuntil(b"}"), 10), "it is accepted"
+    resource.prlimit(pid, resource.RLIMIT_NOFILE, (3, hard))
+    try:
+        body = body_of(image(1))
+        head = f"POST {CHAT} HTTP/1.1\r\nhost: a\r\ncontent-type: application/json\r\n"
+        writer.write(f"{head}content-length: {len(body)}\r\n\r\n".encode() + body)
+        answer = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 10)
+        assert b" 503 " in answer.splitlines()[0], answer
+        assert b"retry-after:" in answer.lower()
+        # Many rounds of probes that cannot be sent.
+        over = time.monotonic() + 1.5
+        while time.monotonic() < over:
+            await asyncio.sleep(0.05)
+    finally:
+        resource.prlimit(pid, resource.RLIMIT_NOFILE, (soft, hard))
+        writer.close()
+        await writer.wait_closed()
+    state = await cluster.proxy.state()
+    assert [(e.state, e.errors) for e in state.encoders] == [("ready", 0)] * 2
+    assert state.pds[0].state == "ready"
+    assert (await cluster.proxy.chat(body)).status == 200
+
+
+async def test_more_connections_than_the_cap_are_told_so(clusters: Clusters) -> None:
+    cluster = await clusters.get("--max-connections", "5")
+    held = [await asyncio.open_connection("127.0.0.1", cluster.proxy.port) for _ in range(5)]
+    for body in (body_of("hi"), body_of("x" * 300_000)):
+        reply = await cluster.proxy.chat(body)
+        assert reply.error(503)["code"] == "busy"
+        assert int(reply.headers["retry-after"]) >= 0
+        assert reply.headers["connection"] == "close"
+    silent, mute = await asyncio.open_connection("127.0.0.1", cluster.proxy.port)
+    assert b" 503 " in (await asyncio.wait_for(silent.read(), 5)).splitlines()[0]
+    for _, writer in (*held, (silent, mute)):
+        writer.close()
+        await writer.wait_closed()
+
+    async def served() -> bool:
+        return (await cluster.proxy.chat(body_of("hi"))).status == 200
+
+    await eventually(served, "room again", 5)
+    assert len(cluster.pd.calls) == 1
 
 
 async def test_the_descriptor_limit_is_raised(clusters: Clusters) -> None:
