@@ -119,7 +119,7 @@ def _serve(command: Command, notes: list[str]) -> _Serve | None:
         where=where,
         vllm=vllm,
         model=flags.pop("--model", positional[0] if positional else ""),
-        port=int(flags.pop("--port", "8000")),
+        port=_port(flags.pop("--port", "8000"), f"{where}: --port"),
         host=flags.pop("--host", ""),
         served_name=flags.pop("--served-model-name", ""),
         max_pixels=pixels if isinstance(pixels, int) else None,
@@ -197,7 +197,7 @@ def _lines(
     everyone = [pd, *encoders]
     connector = pd.extra
     kind = str(pd.transfer.get("ec_connector", ""))
-    port = int(connector.get("pull_port", pd.transfer.get("ec_port", 16100)))
+    port = _port(connector.get("pull_port", pd.transfer.get("ec_port", 16100)), f"{pd.where}: pull_port")
     hosts = Counter(str(e.extra.get("llm_host", "127.0.0.1")) for e in encoders)
     shared_env = _common([s.env for s in everyone])
     vllms = Counter(s.vllm for s in everyone)
@@ -272,16 +272,32 @@ def _proxy_lines(
     flags: dict[str, str], pd: _Serve, encoders: list[_Serve], notes: list[str]
 ) -> Iterator[str]:
     yield from ("[proxy]", f"host = {_show(flags.get('--host', '0.0.0.0'))}")
-    yield f"port = {int(flags.get('--port', '19000'))}"
+    yield f"port = {_port(flags.get('--port', '19000'), 'the proxy: --port')}"
     if not flags:
         return
-    ports = {urlsplit(u.strip()).port for u in flags.get("--encode-servers-urls", "").split(",") if u.strip()}
+    ports = {_port_of(u) for u in flags.get("--encode-servers-urls", "").split(",") if u.strip()}
     if lost := sorted({e.port for e in encoders} ^ {p for p in ports if p}):
         notes.append(
             f"the proxy's encoders and those started differ in ports {lost}; those started are taken"
         )
-    if urlsplit(flags.get("--decode-servers-urls", "")).port != pd.port:
+    if _port_of(flags.get("--decode-servers-urls", "")) != pd.port:
         notes.append(f"the proxy's PD is not on the PD's port {pd.port}; the PD's is taken")
+
+
+def _port(value: object, what: str) -> int:
+    """A number that a port can be. Raises ScriptError: `what` it is that is none."""
+    text = str(value)
+    if not text.isascii() or not text.isdigit() or not 0 < int(text) < 65536:
+        msg = f"{what} is {text!r}: no port; what it is made of may have to be known first, as a variable"
+        raise ScriptError(msg)
+    return int(text)
+
+
+def _port_of(url: str) -> int | None:
+    try:
+        return urlsplit(url.strip()).port
+    except ValueError:
+        return None
 
 
 def _show(value: Any) -> str:

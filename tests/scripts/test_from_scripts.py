@@ -193,6 +193,7 @@ def test_differences_that_break_silently_are_told(tmp_path: Path) -> None:
         ("echo hello\n", "no `vllm serve` of the PD"),
         (PD, "no `vllm serve` of an encoder"),
         (PD + "\n" + PD + ENCODERS, "2 PDs are started"),
+        (PD.replace("19100", "$PORTS") + ENCODERS, r"all.sh:7: --port is '': no port"),
         ('echo "never\nclosed', 'line 1: the quote " is never closed'),
         ("for i in 1; do echo", "expected 'done'"),
     ],
