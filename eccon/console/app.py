@@ -14,6 +14,7 @@ from textual._compositor import ChopsUpdate, LayoutUpdate
 from textual.app import App, SystemCommand
 from textual.binding import Binding, BindingType
 from textual.driver import Driver
+from textual.events import Event, Key
 from textual.filter import LineFilter
 from textual.screen import Screen
 from textual.timer import Timer
@@ -301,6 +302,18 @@ class ConsoleApp(Deeds, App[int]):
         self._close_messages_no_wait()
 
     # Actions
+
+    async def on_event(self, event: Event) -> None:
+        """A key of a full screen is acted on before the next one is looked at.
+
+        Textual hands all that wait to the widget with the focus first, so what is typed ahead, or comes in
+        one piece over a slow link, would miss the dialog that the first key opens.
+        """
+        if isinstance(event, Key) and not event.is_forwarded and isinstance(self.screen, ConsoleScreen):
+            for priority in (True, False):
+                if await self._check_bindings(event.key, priority=priority):
+                    return
+        await super().on_event(event)
 
     def action_act(self, name: str) -> None:
         """Carries out the action of that name (bindings point here)."""

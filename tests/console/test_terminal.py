@@ -392,3 +392,15 @@ def test_no_thread_keeps_it_alive_and_the_terminal_settings_are_kept() -> None:
         terminal.press("q")
         assert terminal.wait(3) == 0
         assert terminal.restored()
+
+
+def test_what_is_typed_ahead_reaches_the_dialog_that_it_opens(daemon: FakeDaemon) -> None:
+    with open_console(daemon.socket, size=(120, 36)) as t:
+        t.until("encoder-3")
+        t.press("/encoder-3\r")
+        t.until("filter: encoder-3")
+        t.press("ry")
+        until = time.monotonic() + 15
+        while "POST /v1/processes/encoder-3/restart" not in daemon.requests and time.monotonic() < until:
+            t.read()
+        assert "POST /v1/processes/encoder-3/restart" in daemon.requests

@@ -10,6 +10,13 @@ from eccon.model import ClusterState, Process, Quantiles, Role
 
 __all__ = ["detail"]
 
+GUARD = {
+    "gate": "on: a lost image fails its request alone",
+    "wrap": "on, by wrapping the scheduler: a lost image fails its request alone",
+    "hooks": "partly: a lost image stalls the engine for seconds, then fails its request",
+    "vendor": "off: the guard found a version it does not know",
+}
+
 
 def _field(label: str, value: str, tone: str = "text") -> Line:
     return [(f" {label:<12} ", "dim"), (value, tone)]
@@ -168,16 +175,20 @@ def _milestones(process: Process, width: int) -> list[Line]:
 
 
 def _counts(process: Process) -> list[Line]:
-    """What the connector's log told."""
+    """What the connector told, and how well it is guarded."""
+    lines: list[Line] = []
+    if process.guard:
+        shaky = process.guard in {"hooks", "vendor"}
+        lines.append(_field("guard", GUARD.get(process.guard, process.guard), "warn" if shaky else "text"))
     c = process.connector
     if c is None:
-        return []
+        return lines
     if process.role is Role.PD:
-        return [
-            _field("connector", f"{figures.count(c.received)} received, {figures.count(c.completed)} pulled")
-        ]
+        text = f"{figures.count(c.received)} received, {figures.count(c.completed)} pulled"
+        return [*lines, _field("connector", text)]
     text = f"{figures.count(c.pushed)} pushed, {figures.count(c.acked)} acknowledged, "
-    return [_field("connector", f"{text}{figures.count(c.evicted)} evicted", "warn" if c.evicted else "text")]
+    style = "warn" if c.evicted else "text"
+    return [*lines, _field("connector", f"{text}{figures.count(c.evicted)} evicted", style)]
 
 
 def _encoder(process: Process, history: History, width: int) -> list[Line]:

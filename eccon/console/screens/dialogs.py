@@ -158,6 +158,9 @@ class AskLine(ModalScreen[str | None]):
         if event.is_printable and event.character and not line.has_focus:
             line.insert_text_at_cursor(event.character)
             event.stop()
+        elif event.key == "enter" and not line.has_focus:
+            event.stop()
+            self.dismiss(line.value)
 
     def on_input_submitted(self, event: Input.Submitted) -> None:
         self.dismiss(event.value)
