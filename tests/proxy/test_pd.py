@@ -62,8 +62,15 @@ async def test_a_new_life_voids_what_was_staged(clusters: Clusters) -> None:
     asked = asyncio.ensure_future(cluster.proxy.chat(body_of(image("a"), image("b"))))
     await wait_for(lambda: cluster.encodes == 2, "both placed")
     await wait_for(lambda: cluster.encoders[0].encodes[0].done_at, "one is staged")
+    ended = (await cluster.proxy.metrics())["eccon_proxy_pd_epochs_total"]
     await cluster.pd.die()
     await cluster.pd.come_back()
+
+    # No PD is back within one interval of the probes, as this one is.
+    async def noticed() -> bool:
+        return (await cluster.proxy.metrics())["eccon_proxy_pd_epochs_total"] > ended
+
+    await eventually(noticed, "another life is noticed")
     release.set()
     reply = await asked
     # Encoded anew for the new life, or refused; never passed on with what the old one held.
