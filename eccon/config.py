@@ -38,7 +38,7 @@ __all__ = [
 ]
 
 Port: TypeAlias = Annotated[int, msgspec.Meta(ge=1, le=65535)]
-Seconds: TypeAlias = Annotated[float, msgspec.Meta(gt=0)]
+Seconds: TypeAlias = Annotated[float, msgspec.Meta(gt=0, le=1e8)]
 Name: TypeAlias = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$")]
 Device: TypeAlias = Annotated[int, msgspec.Meta(ge=0)]
 Limit: TypeAlias = Annotated[int, msgspec.Meta(ge=-1)]

@@ -2,6 +2,7 @@
 
 import json
 import os
+import random
 import re
 import subprocess
 import sys
@@ -12,7 +13,8 @@ from typing import Any, get_args, get_origin
 import msgspec
 import pytest
 
-from eccon import config, configschema, origin, scaffold, strict
+from eccon import config, configschema, launch, origin, scaffold, strict
+from eccon.paths import ClusterPaths
 
 MODEL = '[model]\npath = "Qwen"\n[devices]\nkind = "none"\n'
 
@@ -344,3 +346,63 @@ def test_config_commands(directory: Path) -> None:
     commands = json.loads(run("show", "--commands", "--json"))
     assert [c["name"] for c in commands] == ["pd", "encoder-0", "proxy"]
     assert "hidden" not in run("show", "--commands")
+
+
+VALUES = [
+    "3",
+    "-1",
+    "true",
+    '"x"',
+    "[]",
+    "{}",
+    "[{}]",
+    "[[1]]",
+    "1.5",
+    "1979-05-27",
+    "inf",
+    "nan",
+    '""',
+    "0x10",
+]
+LINES = [
+    "[[pd]]",
+    "[pd]",
+    "[encoders.override]",
+    "[a.b]",
+    '"q" = 2',
+    "pd.port = 3",
+    "env = 3",
+    "override = [1]",
+]
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_whatever_is_written_is_read_or_refused_with_its_line(directory: Path, seed: int) -> None:
+    draw = random.Random(seed)
+    text = scaffold.guide(directory, name="g", model="Qwen").read_text()
+    plain = re.sub(r"(?m)^# (?=[\w.]+ = |\[)", "", text).splitlines()
+    said: list[str] = []
+    for _ in range(100):
+        lines = plain.copy()
+        for _ in range(draw.randint(1, 3)):
+            i = draw.randrange(len(lines))
+            key = lines[i].partition("=")[0]
+            kind = draw.random()
+            if "=" in lines[i] and kind < 0.6:
+                lines[i] = f"{key}= {draw.choice(VALUES)}"
+            elif kind < 0.8:
+                lines[i] = "".join(draw.choices("[]{}\"'=#.,ab1 \\", k=8))
+            else:
+                lines.insert(i, draw.choice(LINES))
+        try:
+            topology = config.parse("\n".join(lines), directory / "eccon.toml")
+            launch.everything(topology, ClusterPaths(directory, directory))
+        except config.ConfigError as e:
+            said += str(e).splitlines()
+    assert len(said) > 50
+    assert [line for line in said if not line.startswith(str(directory))] == []
+
+
+def test_a_time_ends(directory: Path) -> None:
+    text = MODEL + "[supervisor]\nstop_grace_s = inf\n"
+    assert fault(directory, text).startswith("eccon.toml:6: supervisor.stop_grace_s = ")

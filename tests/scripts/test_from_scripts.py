@@ -1,7 +1,9 @@
 """Launch scripts of the guide's kind, in several hands' ways of writing them, as an eccon.toml."""
 
+import contextlib
 import json
 import os
+import random
 import subprocess
 import sys
 from pathlib import Path
@@ -234,3 +236,18 @@ def test_the_command(tmp_path: Path) -> None:
     assert (again.returncode, "left as it is" in again.stderr) == (2, True)
     assert run("init", "--from-scripts", "proxy.sh", "there").returncode == 2
     assert not (tmp_path / "there").exists()
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_whatever_is_written_is_read_or_refused(tmp_path: Path, seed: int) -> None:
+    draw = random.Random(seed)
+    write(tmp_path)
+    for _ in range(100):
+        text = draw.choice([PD, ENCODERS, PROXY])
+        for _ in range(draw.randint(1, 4)):
+            i = draw.randrange(len(text))
+            noise = "".join(draw.choices("(){}[]\"'`$;|&<>\\\n #=azdo0", k=draw.randint(0, 4)))
+            text = text[:i] + noise + text[i + draw.randint(0, 6) :]
+        (tmp_path / "x.sh").write_text(text)
+        with contextlib.suppress(ScriptError):
+            toml(commands(tmp_path), name="x")
