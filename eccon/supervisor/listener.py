@@ -138,7 +138,11 @@ class Listener:
 
     def guard_lost(self, count: int) -> None:
         """Events found no room: `count` since the daemon's start."""
+        before = self.board.cluster.lost_guard_events
         self.board.set_cluster(lost_guard_events=count)
+        if len(str(count)) > len(str(before)) or not before:  # the first, then each tenfold
+            text = f"{count} events of the guarded connectors found no room: figures of transfers lack them"
+            self.board.log("cluster", text, "warning")
 
     def _notice(self, name: str, owner: Owner, notice: Notice, *, old: bool) -> None:
         if owner.life is None:

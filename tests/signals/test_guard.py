@@ -74,8 +74,8 @@ async def test_from_sender_to_daemon(path: Path) -> None:
     sender = Events(str(path), "encoder-3", "wrap")
     for n in range(20):
         sender.tell("push", f"h{n}", peer="tcp://x", nbytes=n)
-    while len(got) < 20:
-        await asyncio.sleep(0.005)
+        while len(got) <= n:  # some systems keep ten of them
+            await asyncio.sleep(0.001)
     assert [(e.who, e.level, e.number, e.mm_hash, e.nbytes) for e in got] == [
         ("encoder-3", "wrap", n + 1, f"h{n}", n) for n in range(20)
     ]
