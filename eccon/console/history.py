@@ -2,6 +2,7 @@
 
 from collections import deque
 from collections.abc import Mapping
+from itertools import islice
 
 from eccon.model import ClusterState, Role
 
@@ -35,14 +36,17 @@ class Series:
 
     def last(self, n: int, step: int = 1) -> list[float]:
         """The last `n` points, each the largest of `step` buckets; aligned, so that old points stay."""
-        values = list(self._values)
-        start = self._at - len(values) + 1
+        if not self._values:
+            return []
+        seen = min(len(self._values), (n + 1) * step)  # the rest lies before the first point
+        values = list(islice(reversed(self._values), seen))[::-1]
+        start = self._at - seen + 1
         points: dict[int, float] = {}
         for i, value in enumerate(values):
             key = (start + i) // step
             points[key] = max(points.get(key, 0.0), value)
         newest = self._at // step
-        return [points.get(k, 0.0) for k in range(newest - n + 1, newest + 1)] if values else []
+        return [points.get(k, 0.0) for k in range(newest - n + 1, newest + 1)]
 
 
 class History:

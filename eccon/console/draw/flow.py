@@ -1,10 +1,11 @@
 """The live diagram and the charts beside it."""
 
 from collections.abc import Sequence
+from functools import lru_cache
 
 from eccon.console.draw import figures
 from eccon.console.draw.marks import presence, serves
-from eccon.console.draw.text import Line, fit, fit_line
+from eccon.console.draw.text import Line, Part, fit, fit_line
 from eccon.console.history import BUCKET_S, History
 from eccon.model import ClusterState, Process, Role, Trace
 
@@ -12,6 +13,8 @@ __all__ = ["WINDOWS", "chart", "fanout", "flow", "token_rate", "window_step"]
 
 WINDOWS = (60, 300, 1800)
 """Seconds that a chart can span."""
+LABEL = 7
+"""Cells of a chart's scale."""
 
 
 def window_step(window: int, width: int) -> int:
@@ -62,30 +65,37 @@ def chart(
     history: History, keys: Sequence[tuple[str, str]], width: int, height: int, window: int, unit: str = ""
 ) -> list[Line]:
     """`height` lines of blocks for one or two series (the later ones behind, dim), and its scale."""
-    label = 7
-    cells = max(width - label, 4)
+    cells = max(width - LABEL, 4)
     step = window_step(window, cells)
-    series = [(history.get(key).last(cells, step), tone) for key, tone in keys]
+    series = tuple((tuple(history.get(key).last(cells, step)), tone) for key, tone in keys)
+    return [list(line) for line in _blocks(series, cells, height, unit)]
+
+
+@lru_cache(64)
+def _blocks(
+    series: tuple[tuple[tuple[float, ...], str], ...], cells: int, height: int, unit: str
+) -> tuple[tuple[Part, ...], ...]:
+    """The lines of a chart of these points; they are mostly those of the second before."""
     top = _nice(max((max(values, default=0.0) for values, _ in series), default=0.0))
-    lines: list[Line] = []
+    lines = []
     for y in range(height):
         text = (
-            f"{_short(top, unit):>{label - 1}} "
+            f"{_short(top, unit):>{LABEL - 1}} "
             if y == 0
-            else f"{'0':>{label - 1}} "
+            else f"{'0':>{LABEL - 1}} "
             if y == height - 1
-            else " " * label
+            else " " * LABEL
         )
-        line: Line = [(text if height > 1 else f"{_short(top, unit):>{label - 1}} ", "dim")]
+        line: Line = [(text if height > 1 else f"{_short(top, unit):>{LABEL - 1}} ", "dim")]
         low = (height - 1 - y) / height * top
         for x in range(cells):
             line.append(_cell(series, x, cells, low, top / height if top else 0.0))
-        lines.append(_merged(line))
-    return lines
+        lines.append(tuple(_merged(line)))
+    return tuple(lines)
 
 
 def _cell(
-    series: Sequence[tuple[list[float], str]], x: int, cells: int, low: float, unit: float
+    series: Sequence[tuple[Sequence[float], str]], x: int, cells: int, low: float, unit: float
 ) -> tuple[str, str]:
     for values, tone in series:
         i = len(values) - cells + x

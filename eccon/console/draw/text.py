@@ -10,7 +10,8 @@ from collections.abc import Iterable
 from functools import lru_cache
 from typing import TypeAlias
 
-from rich.cells import cell_len, chop_cells
+from rich.cells import cell_len as rich_cell_len
+from rich.cells import chop_cells
 
 __all__ = [
     "Line",
@@ -35,6 +36,11 @@ ELLIPSIS = "…"
 _VANISH = re.compile("[\u200b-\u200f\u202a-\u202e\u2060-\u206f\ufe00-\ufe0f\ufeff\U000e0000-\U000e01ef]")
 _UNSAFE = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
 _SKIN = re.compile("[\U0001f3fb-\U0001f3ff]")
+
+
+def cell_len(text: str) -> int:
+    """Cells that a clean text takes."""
+    return len(text) if text.isascii() else rich_cell_len(text)
 
 
 def _visible(match: re.Match[str]) -> str:
