@@ -163,7 +163,7 @@ class GuardedConsumer(Consumer):
             self._answer,
             self._notes.put,
             self.guard.events,
-            lambda: None,
+            self.guard.events.flush,
             extra.get("metadata_queue_max", 256),
         )
         self._outs: dict[tuple[str, int], zmq.Socket[bytes]] = {}
@@ -231,7 +231,7 @@ class GuardedProducer(Producer):
             crc=False,
             on_state=self._turned,
             on_sent=self._sent,
-            tick=lambda: None,
+            tick=self.guard.events.flush,
         )
         self._link_thread = threading.Thread(target=self._link.run, args=(self._stop,), daemon=True)
         self._link_thread.start()

@@ -57,7 +57,7 @@ class GuardConsumer(RblnECNixlConnectorWorker):  # type: ignore[misc]  # vLLM is
             self._acknowledge,
             self._say,
             events,
-            speaker.tick,
+            self._tick,
             self._metadata_queue_max,
         )
         self._made.set()
@@ -69,6 +69,10 @@ class GuardConsumer(RblnECNixlConnectorWorker):  # type: ignore[misc]  # vLLM is
             if self._stop_event.is_set():
                 return
         self._puller.run(self._pull_sock, self._stop_event)
+
+    def _tick(self) -> None:
+        self._speaker.tick()
+        self._events.flush()
 
     def _say(self, note: Note) -> None:
         if note.kind == "bad":

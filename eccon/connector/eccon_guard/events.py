@@ -6,10 +6,13 @@ import os
 import socket
 import threading
 import time
+from collections import deque
 
 __all__ = ["Events"]
 
 TEXT_MAX = 300
+BACKLOG = 1000
+"""Events that wait for room: Linux keeps 10 datagrams in a socket by default (net.unix.max_dgram_qlen)."""
 
 
 class Events:
@@ -28,6 +31,7 @@ class Events:
         self._sender = os.urandom(6).hex()
         self._number = itertools.count(1)
         self._lock = threading.Lock()
+        self._waiting: deque[bytes] = deque()
         self._socket = None if not path else socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         if self._socket is not None:
             self._socket.setblocking(False)
@@ -42,10 +46,25 @@ class Events:
         with self._lock:
             event["n"] = next(self._number)
             event["t"] = time.time_ns() // 1000
+            if len(self._waiting) < BACKLOG:  # else it is lost, and the number tells
+                self._waiting.append(json.dumps(event).encode())
+            self._send()
+
+    def flush(self) -> None:
+        """Send what had no room. To be called now and then."""
+        if self._waiting:
+            with self._lock:
+                self._send()
+
+    def _send(self) -> None:
+        while self._waiting and self._socket is not None:
             try:
-                self._socket.sendto(json.dumps(event).encode(), self._path)
+                self._socket.sendto(self._waiting[0], self._path)
+            except (BlockingIOError, InterruptedError):
+                return
             except OSError:
-                return  # nobody there, or no room: the number tells
+                pass  # nobody is there
+            self._waiting.popleft()
 
     def close(self) -> None:
         """At the end."""

@@ -60,7 +60,7 @@ class GuardProducer(RblnECNixlConnectorWorker):  # type: ignore[misc]  # vLLM is
             crc=settings.crc,
             on_state=self._turned,
             on_sent=self._sent,
-            tick=speaker.tick,
+            tick=self._tick,
         )
         speaker.state = lambda: [self._link_note(up=self._link.up)]
         self._link_thread = threading.Thread(
@@ -69,6 +69,10 @@ class GuardProducer(RblnECNixlConnectorWorker):  # type: ignore[misc]  # vLLM is
         self._link_thread.start()
 
     # on the link's thread
+
+    def _tick(self) -> None:
+        self._speaker.tick()
+        self._events.flush()
 
     @staticmethod
     def _link_note(*, up: bool) -> Note:
