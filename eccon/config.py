@@ -5,6 +5,7 @@ The file is `-f FILE`, else `ECCON_CONFIG`, else `./eccon.toml`. Its `name` is t
 """
 
 import os
+import re
 from pathlib import Path
 from typing import Annotated, Literal, TypeAlias
 
@@ -299,32 +300,40 @@ def read(path: Path) -> Text:
     Raises:
         ConfigError: it cannot be read, or is not TOML.
     """
+    return _text(_read(path), path)
+
+
+def _read(path: Path) -> str:
     try:
         raw = path.read_bytes()
     except OSError as e:
         msg = f"{path}: cannot be read: {e.strerror}"
         raise ConfigError(msg) from e
     try:
-        text = raw.decode("utf-8-sig")
+        return raw.decode("utf-8-sig")
     except UnicodeDecodeError as e:
         line = raw[: e.start].count(b"\n") + 1
         msg = f"{path}:{line}: is not UTF-8"
         raise ConfigError(msg) from e
-    return _text(text, path)
 
 
 def cluster_name(path: Path) -> str:
     """Only the cluster's name in `path`: a cluster that runs can be reached though its file is broken now.
 
+    A variable `ECCON__NAME` stands in its place, as everywhere.
+
     Raises:
-        ConfigError: not even that can be read.
+        ConfigError: the file cannot be read.
     """
+    if name := os.environ.get("ECCON__NAME"):
+        return name
+    raw = _read(path)
     try:
-        data = read(path).data
-    except ConfigError as e:
-        msg = f"the cluster's name cannot be read: {e}"
-        raise ConfigError(msg) from e
-    return str(data.get("name", "eccon"))
+        return str(Text(raw, path).data.get("name", "eccon"))
+    except TextError:
+        top = re.split(r"(?m)^\s*\[", raw)[0]
+        found = re.search(r"""(?m)^\s*name\s*=\s*["']([A-Za-z0-9._-]+)["']""", top)
+        return found[1] if found else "eccon"
 
 
 def parse(text: str, path: Path) -> Topology:

@@ -406,3 +406,14 @@ def test_whatever_is_written_is_read_or_refused_with_its_line(directory: Path, s
 def test_a_time_ends(directory: Path) -> None:
     text = MODEL + "[supervisor]\nstop_grace_s = inf\n"
     assert fault(directory, text).startswith("eccon.toml:6: supervisor.stop_grace_s = ")
+
+
+def test_a_cluster_is_found_by_its_name_though_its_file_is_broken(directory: Path) -> None:
+    path = directory / "eccon.toml"
+    path.write_text('name = "mine"\n[model\nname = "not"\n')
+    assert config.cluster_name(path) == "mine"
+    path.write_text('[model\nname = "not"\n')
+    assert config.cluster_name(path) == "eccon"
+    path.write_bytes(b"name = '\xff'")
+    with pytest.raises(config.ConfigError, match="is not UTF-8"):
+        config.cluster_name(path)
