@@ -259,17 +259,23 @@ def _ends_all(unit: str, of_user: bool) -> bool:
 
 
 def _kills_user_processes(etc: Path) -> bool:
-    """The last word of logind.conf and its drop-ins; systemd's own default is yes, distributions say no."""
-    files = [etc / "logind.conf", *sorted((etc / "logind.conf.d").glob("*.conf"))]
-    answer = False
-    for file in files:
+    """The last word of logind.conf and its drop-ins; where they are silent, what logind itself says."""
+    answer: bool | None = None
+    for file in (etc / "logind.conf", *sorted((etc / "logind.conf.d").glob("*.conf"))):
         try:
             text = file.read_text(errors="replace")
         except OSError:
             continue
         for value in re.findall(r"^\s*KillUserProcesses\s*=\s*(\S+)", text, re.MULTILINE):
             answer = value.lower() in {"yes", "true", "1", "on"}
-    return answer
+    if answer is not None:
+        return answer
+    login1 = ["org.freedesktop.login1", "/org/freedesktop/login1", "org.freedesktop.login1.Manager"]
+    try:
+        said = output_of(["busctl", "get-property", *login1, "KillUserProcesses"], 5.0)
+    except ToolError:
+        return False
+    return said.split() == [b"b", b"true"]
 
 
 class _Timex(ctypes.Structure):
