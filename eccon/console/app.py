@@ -310,6 +310,8 @@ class ConsoleApp(Deeds, App[int]):
         one piece over a slow link, would miss the dialog that the first key opens.
         """
         if isinstance(event, Key) and not event.is_forwarded and isinstance(self.screen, ConsoleScreen):
+            if self.screen.keep(event):
+                return
             for priority in (True, False):
                 if await self._check_bindings(event.key, priority=priority):
                     return

@@ -404,3 +404,6 @@ def test_what_is_typed_ahead_reaches_the_dialog_that_it_opens(daemon: FakeDaemon
         while "POST /v1/processes/encoder-3/restart" not in daemon.requests and time.monotonic() < until:
             t.read()
         assert "POST /v1/processes/encoder-3/restart" in daemon.requests
+        t.press("t\x1b[B\x1b[B\r")  # the list, its third line, its waterfall
+        t.until("req-beef")
+        t.until("timed out")

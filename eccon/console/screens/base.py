@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, ClassVar, cast
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import Vertical
-from textual.events import Resize
+from textual.events import Key, Resize
 from textual.screen import Screen
 from textual.widget import Widget
 
@@ -38,6 +38,17 @@ class ConsoleScreen(Screen[None]):
 
     SCOPE: ClassVar[str] = ""
     AUTO_FOCUS = ""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._early: list[Key] | None = []
+
+    def keep(self, key: Key) -> bool:
+        """Takes a key that came before the screen was drawn, to be acted on then; False when it is drawn."""
+        if self._early is None:
+            return False
+        self._early.append(key)
+        return True
 
     @property
     def console_app(self) -> "ConsoleApp":
@@ -72,7 +83,13 @@ class ConsoleScreen(Screen[None]):
             return  # not there yet, or the app is closing
         if self.has_class("-small"):
             self._draw_small()
-            return
+        else:
+            self._draw_all()
+        early, self._early = self._early, None
+        for key in early or ():
+            self.app.post_message(key)
+
+    def _draw_all(self) -> None:
         now = self.console_app.now()
         self._draw_frame(now)
         self.refresh_body(now)
