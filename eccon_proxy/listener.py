@@ -29,6 +29,10 @@ KEEP_ALIVE = 75
 BACKLOG = 4096
 JOIN_BELOW = 65536
 """Bytes of a body that are copied behind their head; more are handed over apart."""
+LINGER_SECONDS = 10.0
+LINGER_SILENCE = 2.0
+"""After an answer that came before the request was whole, its rest is read and dropped: for so long in all,
+and no longer than this without a byte. A close at once would be a reset, and hide the answer."""
 SURPLUS_SECONDS = 0.5
 """How long a client beyond the cap may take to send what it will not be answered."""
 LONGEST_PATH = 107
@@ -44,6 +48,9 @@ class _Protocol(HttpToolsProtocol):
     _timer: asyncio.TimerHandle | None = None
     _in_head = False
     _head_bytes = 0
+    _heard_at = 0.0
+    _lingers_until = 0.0
+    """Loop time until which what comes is dropped; 0 while it is not."""
     _surplus = False
     """Whether it came beyond the cap on connections."""
 
@@ -64,6 +71,9 @@ class _Protocol(HttpToolsProtocol):
 
     def data_received(self, data: bytes) -> None:
         if self.transport.is_closing():
+            return
+        if self._lingers_until:
+            self._heard_at = self.loop.time()
             return
         super().data_received(data)
         if self._in_head:
@@ -97,14 +107,14 @@ class _Protocol(HttpToolsProtocol):
             return
         self._disarm()
         super().on_headers_complete()
-        self.cycle.transport = _Cork(self.transport, self.loop)  # type: ignore[assignment]
+        self.cycle.transport = _Cork(self.transport, self.loop, self)  # type: ignore[assignment]
         # The routes answer a late body themselves; this ends what no route reads.
         self._arm(self.settings.body_timeout + 1.0)
 
     def on_message_complete(self) -> None:
         self._disarm()
         if self._surplus:
-            self._send_away()
+            self._send_away(whole=True)
             return
         if not self.transport.is_closing() and self.cycle is not None:
             super().on_message_complete()
@@ -124,10 +134,10 @@ class _Protocol(HttpToolsProtocol):
             self._timer.cancel()
             self._timer = None
 
-    def _send_away(self) -> None:
+    def _send_away(self, *, whole: bool = False) -> None:
         self._timer = None
         if not self.transport.is_closing():
-            self._refuse(503, "Too many connections")
+            self._refuse(503, "Too many connections", linger=not whole)
 
     def _late(self) -> None:
         self._timer = None
@@ -137,7 +147,32 @@ class _Protocol(HttpToolsProtocol):
         else:
             self.transport.close()
 
-    def _refuse(self, status: int, message: str) -> None:
+    def close_after(self) -> None:
+        """Close when what the client still sends has been read."""
+        cycle: RequestResponseCycle | None = self.cycle
+        if cycle is None or not cycle.more_body:
+            self.transport.close()
+        else:
+            self._linger()
+
+    def _linger(self) -> None:
+        self._disarm()
+        if self.transport.can_write_eof():
+            self.transport.write_eof()
+        self._heard_at = self.loop.time()
+        self._lingers_until = self._heard_at + LINGER_SECONDS
+        self._timer = self.loop.call_later(LINGER_SILENCE, self._lingered)
+
+    def _lingered(self) -> None:
+        self._timer = None
+        now = self.loop.time()
+        left = min(self._lingers_until, self._heard_at + LINGER_SILENCE) - now
+        if left < 0.01:
+            self.transport.close()
+        else:
+            self._timer = self.loop.call_later(left, self._lingered)
+
+    def _refuse(self, status: int, message: str, *, linger: bool = False) -> None:
         kind = "invalid_request_error" if status < 500 else "overloaded_error"
         body = error_body(message, kind, "busy" if status == 503 else status)
         retry = b"retry-after: 1\r\n" if status == 503 else b""
@@ -146,16 +181,22 @@ class _Protocol(HttpToolsProtocol):
         )  # fmt: skip
         self.transport.write(b"%b%bconnection: close\r\n\r\n%b" % (head, retry, body))
         self._in_head = False
-        self.transport.close()
+        if linger:
+            self._linger()
+        else:
+            self.transport.close()
 
 
 class _Cork:
     """Holds the head of an answer for one turn of the loop, so that it leaves with its body in one packet."""
 
-    __slots__ = ("_head", "_loop", "_open", "_transport")
+    __slots__ = ("_head", "_loop", "_open", "_protocol", "_transport")
 
-    def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(
+        self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop, protocol: _Protocol
+    ) -> None:
         self._transport = transport
+        self._protocol = protocol
         self._loop = loop
         self._head = b""
         self._open = False
@@ -180,7 +221,7 @@ class _Cork:
 
     def close(self) -> None:
         self._flush()
-        self._transport.close()
+        self._protocol.close_after()
 
     def is_closing(self) -> bool:
         return self._transport.is_closing()

@@ -1,12 +1,15 @@
 """Shapes of requests: what clients really send, and what the encoders and the PD must get of it."""
 
 import asyncio
+import base64
 import copy
 import gzip
 import hashlib
 import json
+import random
 import time
 import zlib
+from collections.abc import AsyncIterator
 from typing import Any
 
 import httpx
@@ -363,8 +366,11 @@ async def test_another_detail_is_another_item(cluster: Cluster) -> None:
 
 
 async def test_large_bodies_arrive_whole(cluster: Cluster) -> None:
-    part = {"type": "image_url", "image_url": {"url": "data:image/png;base64," + "A" * 12_000_000}}
+    png = random.Random(11).randbytes(9_000_000)
+    url = "data:image/png;base64," + base64.b64encode(png).decode()
+    part = {"type": "image_url", "image_url": {"url": url}}
     body = body_of(part)
+    assert len(body) > 12_000_000
     reply = await cluster.proxy.chat(body)
     assert reply.status == 200
     check_primers(cluster, [part])
@@ -392,6 +398,55 @@ async def test_a_body_over_the_limit_is_a_readable_413(clusters: Clusters, over:
             )
     assert caught.value.status_code == 413
     assert not cluster.pd.calls
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "headers", "status"),
+    [
+        ("POST", CHAT, {"content-type": "text/plain"}, 415),
+        ("POST", CHAT, {"content-encoding": "gzip"}, 415),
+        ("POST", CHAT, {"authorization": "Bearer wrong"}, 401),
+        ("POST", CHAT, {}, 413),
+        ("PUT", CHAT, {}, 405),
+        ("POST", "/v1/nothing", {}, 404),
+    ],
+)
+async def test_a_refusal_is_read_by_who_still_sends(
+    clusters: Clusters, method: str, path: str, headers: dict[str, str], status: int
+) -> None:
+    cluster = await clusters.get("--max-body", "1000000", "--api-key", "good")
+    everything = {**JSON_TYPE, "authorization": "Bearer good", "connection": "close", **headers}
+    body = b"x" * 5_000_000
+    for _ in range(3):
+        # This client closes its connection after each answer, and asks the proxy to.
+        (await cluster.proxy.request(method, path, body, everything)).error(status)
+    head = f"{method} {path} HTTP/1.1\r\nhost: a\r\ncontent-length: {len(body)}\r\n"
+    head += "".join(f"{name}: {value}\r\n" for name, value in everything.items())
+    at = time.monotonic()
+    answer = await cluster.proxy.raw(head.encode() + b"\r\n" + body[:100_000], 20)
+    assert answer.startswith(f"HTTP/1.1 {status} ".encode())
+    assert time.monotonic() - at < 15, "who does not go on sending is not waited for"
+
+
+@pytest.mark.parametrize("chunked", [False, True])
+async def test_the_limit_as_shipped(cluster: Cluster, chunked: bool) -> None:
+    limit = (await cluster.proxy.admin("GET", "/admin/settings")).json()["max_body"]
+    assert limit >= 64 * 2**20
+    piece = b" " * 2**20
+    before = cluster.proxy.rss
+
+    async def body() -> AsyncIterator[bytes]:
+        for _ in range(limit // len(piece)):
+            yield piece
+        yield b" "
+
+    headers = JSON_TYPE if chunked else {**JSON_TYPE, "content-length": str(limit + 1)}
+    async with httpx.AsyncClient(timeout=60) as client:
+        answer = await client.post(cluster.proxy.url + CHAT, content=body(), headers=headers)
+    assert answer.status_code == 413
+    assert str(limit) in answer.json()["error"]["message"]
+    assert not cluster.pd.calls
+    await wait_for(lambda: cluster.proxy.rss < before + 40_000_000, "memory given back", 20)
 
 
 async def test_the_limit_holds_for_chunked_bodies_and_at_the_edge(clusters: Clusters) -> None:
@@ -556,8 +611,12 @@ async def test_coded_bodies_are_a_415(cluster: Cluster, coding: str) -> None:
 
 
 async def test_a_compression_bomb_is_not_inflated(cluster: Cluster) -> None:
+    # 4 GiB of zeros: what 16 MiB become after a full flush does not depend on what was before.
     squeeze = zlib.compressobj(9, wbits=31)
-    bomb = b"".join(squeeze.compress(bytes(2**24)) for _ in range(6)) + squeeze.flush()
+    head = squeeze.compress(bytes(2**24)) + squeeze.flush(zlib.Z_FULL_FLUSH)
+    again = squeeze.compress(bytes(2**24)) + squeeze.flush(zlib.Z_FULL_FLUSH)
+    bomb = head + again * 255 + squeeze.flush()
+    assert len(bomb) > 1_000_000
     before = cluster.proxy.rss
     (await cluster.proxy.chat(bomb, {"content-encoding": "gzip"})).error(415, 413, 400)
     assert cluster.proxy.rss < before + 40_000_000

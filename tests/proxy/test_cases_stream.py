@@ -281,9 +281,18 @@ async def test_first_byte_is_not_held_for_the_second(cluster: Cluster) -> None:
 async def test_long_lines_pass(cluster: Cluster) -> None:
     line = b'data: {"choices":[{"delta":{"content":"' + b"x" * 300_000 + b'"}}]}\n\n'
     endless = b'data: {"choices":[{"delta":{"content":"' + b"y" * 3_000_000
-    cluster.pd.then(
-        stream(line, *(endless[at : at + 65536] for at in range(0, len(endless), 65536)), b'"}}]}\n\n', DONE)
-    )
+
+    async def slowly(exchange: Exchange) -> None:
+        await exchange.start()
+        await exchange.chunk(line)
+        for at in range(0, len(endless), 65536):
+            await exchange.chunk(endless[at : at + 65536])
+            await asyncio.sleep(0.1)  # five seconds without an end of line
+        await exchange.chunk(b'"}}]}\n\n')
+        await exchange.chunk(DONE)
+        await exchange.finish()
+
+    cluster.pd.then(slowly)
     reply = await cluster.proxy.chat(STREAM, {"x-request-id": "long"})
     assert (
         hashlib.sha256(reply.body).digest() == hashlib.sha256(line + endless + b'"}}]}\n\n' + DONE).digest()
