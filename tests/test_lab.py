@@ -271,7 +271,7 @@ def test_the_table_counts_what_the_runs_saw(tmp_path: Path) -> None:
         "| | the guide's proxy | eccon-proxy |",
         "|---|---|---|",
         "| an image part without `type` | **PD dies**, all stall 29 s, 1 of 1 failed | answered |",
-        "| an image sent again after seven others | **2 wrong**, 8 of 10 answered | – |",
+        "| an image sent again after five others | **2 wrong**, 8 of 10 answered | – |",
         "| more items at once than an encoder keeps | – | 1 of 4 refused, 3 of 4 answered |",
         "| **PD deaths** | **1** | **0** |",
         "| **stalls of others** | **1** | **0** |",
