@@ -1,12 +1,15 @@
 """Clusters of fakes behind a real proxy process, shared by the cases of a module where they can be."""
 
+import contextlib
+import os
+import signal
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 
 import pytest
 import pytest_asyncio
 
-from tests.proxy.support import Cluster, start_cluster
+from tests.proxy.support import Cluster, Proxy, start_cluster
 
 # One event loop for all: the fakes of a module outlive its single cases.
 LOOP = pytest.mark.asyncio(loop_scope="session")
@@ -18,6 +21,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.path.is_relative_to(HERE) and "asyncio" in item.keywords:
             item.add_marker(LOOP, append=False)
+
+
+def pytest_sessionfinish() -> None:
+    """Leave no proxy behind, whatever failed."""
+    for proxy in Proxy.started:
+        if proxy.process.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(proxy.process.pid, signal.SIGKILL)
 
 
 class Clusters:

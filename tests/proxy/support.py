@@ -15,7 +15,7 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 from urllib.parse import quote
 
 import aiohttp
@@ -170,6 +170,8 @@ class Proxy:
     admin_socket: Path
     log_path: Path
     process: asyncio.subprocess.Process
+    started: ClassVar[list["Proxy"]] = []
+    """All of this run: a case that fails half-way leaves its own to the end."""
 
     @classmethod
     async def start(
@@ -201,7 +203,9 @@ class Proxy:
                 env={**os.environ, **(env or {})},
                 cwd=tmp,
             )
-        return cls(port, socket_path, log_path, process)
+        proxy = cls(port, socket_path, log_path, process)
+        cls.started.append(proxy)
+        return proxy
 
     @property
     def url(self) -> str:
