@@ -134,6 +134,12 @@ def guard(e: Evidence) -> Iterator[Finding]:
     evidence = f"connector.guard = {e.topology.connector.guard}"
     if modes and "off" not in modes:
         yield good("guard", "the connector is guarded: the PD survives an encoder's crash", evidence)
+        if e.topology.devices.kind == "rbln":
+            text = "the guard was proven on CPUs: the vendor's runner, worker and NPU memory were not at hand"
+            advice = (
+                "look for the level in `eccon status --json`, and kill an encoder once before you rely on it"
+            )
+            yield note("guard-unproven", text, evidence, advice)
     elif modes:
         advice = 'drain before you stop an encoder (`eccon restart` does), or set connector.guard = "on"'
         text = "the connector is not guarded: an encoder that crashes with items staged takes the PD along"
