@@ -132,18 +132,19 @@ def encoder_hangs(world: World) -> None:
 
 
 def _between_push_and_pull(world: World, act: Callable[[Server], None]) -> None:
-    """A small and a large picture in one request: `act` on the encoder that has pushed before the other."""
-    before = [len(e.events("registered + pushed")) for e in world.encoders]
+    """A small and a large picture in one request: `act` on the encoder that has answered before the other."""
+    answered = '"POST /v1/chat/completions HTTP/1.1" 200'
+    before = [e.log().count(answered) for e in world.encoders]
 
     def pushed() -> list[Server]:
         pairs = zip(world.encoders, before, strict=True)
-        return [e for e, n in pairs if len(e.events("registered + pushed")) > n]
+        return [e for e, n in pairs if e.log().count(answered) > n]
 
     struck = threading.Event()
 
     def strike() -> None:
         try:
-            until(lambda: bool(pushed()), 30, "nothing was pushed")
+            until(lambda: bool(pushed()), 60, "no encoder answers")
             act(pushed()[0])
         finally:
             struck.set()
