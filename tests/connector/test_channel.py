@@ -1,6 +1,7 @@
 """Sockets of the guard: notes from worker to scheduler, events to the outside."""
 
 import json
+import os
 import socket
 import threading
 import uuid
@@ -102,6 +103,21 @@ def test_several_threads_may_speak(path: Path) -> None:
         thread.join()
     speaker.close()
     listener.close()
+
+
+def test_what_a_killed_process_left_is_removed_and_nothing_else(path: Path) -> None:
+    left, new = path.with_name("left.sock"), path.with_name("new.sock")
+    speaker = Speaker(path)
+    for place in (left, new):
+        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as s:
+            s.bind(str(place))
+    for old in (left, path):
+        os.utime(old, (1, 1))
+    socket_path(str(path.parent), "another")
+    assert not left.exists()
+    assert new.exists()
+    assert path.exists()  # old, but somebody listens
+    speaker.close()
 
 
 def test_a_directory_that_others_may_enter_is_refused(tmp_path: Path) -> None:

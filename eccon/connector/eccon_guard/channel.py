@@ -23,6 +23,7 @@ __all__ = ["Listener", "Speaker", "socket_path"]
 
 BACKLOG = 16384
 RETRY_S = 0.05
+STALE_S = 60.0
 
 
 def socket_path(directory: str, engine_id: str) -> Path:
@@ -37,11 +38,24 @@ def socket_path(directory: str, engine_id: str) -> Path:
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:
         msg = f"{where} is not a directory of this user alone (0700)"
         raise PermissionError(msg)
+    _tidy(where)
     path = where / f"{engine_id}.sock"
     if len(os.fsencode(path)) > 107:
         msg = f"{path} is too long for a socket"
         raise OSError(msg)
     return path
+
+
+def _tidy(where: Path) -> None:
+    """Remove sockets of processes that were killed before their two halves had met."""
+    try:
+        bound = Path("/proc/net/unix").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return  # then it cannot be told which are in use
+    for path in where.glob("*.sock"):
+        with contextlib.suppress(OSError):
+            if str(path) not in bound and time.time() - path.stat().st_mtime > STALE_S:
+                path.unlink()
 
 
 class Speaker:
