@@ -79,6 +79,10 @@ class Usage:
         self._before = seen
         return figures
 
+    def pids(self, name: str) -> frozenset[int]:
+        """Of a tree, as of the last look for its members."""
+        return frozenset(pid for pid, _ in self._members.get(name, ()))
+
     def _scan(self, mains: Mapping[str, int], keepers: Mapping[str, int]) -> None:
         rows = [row for entry in os.listdir("/proc") if entry.isdigit() and (row := _read(int(entry)))]  # noqa: PTH208
         children: dict[int, list[_Row]] = {}

@@ -25,7 +25,7 @@ from eccon.supervisor import logs
 from eccon.supervisor.cluster import Cluster, RefusedError
 from eccon.supervisor.diagnostics import bundle
 from eccon.supervisor.owner import Owner
-from eccon.supervisor.relay import DESCRIBED, prompt
+from eccon.supervisor.relay import prompt
 from eccon.supervisor.shape import Shape
 
 __all__ = ["API_VERSION", "Consoles", "PeerChecked", "build"]
@@ -225,7 +225,7 @@ def build(cluster: Cluster, consoles: Consoles, shut_down: Callable[[], None]) -
         data = await asyncio.to_thread(bundle, cluster.paths, cluster.topology.path, board.snapshot(), specs)
         return Response(data, media_type="application/gzip")
 
-    app = Litestar(
+    return Litestar(
         [
             *(version, state, events, traces, trace, read_logs, prompt, diagnostics),
             *(up, down, shutdown, reload, start, stop, restart, add, remove, roll, scale, drain, resume),
@@ -236,9 +236,6 @@ def build(cluster: Cluster, consoles: Consoles, shut_down: Callable[[], None]) -
         state=AppState({"cluster": cluster}),
         logging_config=None,
     )
-    # A raw ASGI handler, which litestar does not describe by itself.
-    app.openapi_schema.paths = {**(app.openapi_schema.paths or {}), "/v1/prompt": DESCRIBED}
-    return app
 
 
 async def _events(

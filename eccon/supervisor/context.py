@@ -34,6 +34,8 @@ class Context(msgspec.Struct):
     """A text request to the PD, so that it takes what encoders have pushed; True when it was answered."""
     pd_lives: Callable[[], bool]
     """Whether there is a PD that a careless stop could take along."""
+    tree: Callable[[str], frozenset[int]]
+    """Pids of a process and its tree, as far as they are known by now."""
     twin: Callable[[str, str], None]
     """Somebody else listens on a process's port, as the text says; empty: nobody does."""
     pause_media: Callable[[str, bool], Awaitable[None]]

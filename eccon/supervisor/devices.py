@@ -6,6 +6,7 @@ Everything works without the vendor's tool; then the board says so, and no start
 import asyncio
 import time
 from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Set as AbstractSet
 
 import msgspec
 
@@ -30,8 +31,9 @@ MIB = 2**20
 class DeviceWatch:
     """Reads devices of the kind that the topology names. `run` is its task."""
 
-    def __init__(self, board: Board, kind: str) -> None:
+    def __init__(self, board: Board, kind: str, tree: Callable[[str], AbstractSet[int]]) -> None:
         self._board = board
+        self._tree = tree
         self._kind = kind
         self._reading: Reading | None = None
         self._read_at = float("-inf")
@@ -49,15 +51,23 @@ class DeviceWatch:
         """For ever. `specs` tells what is to be shown, each with its main pid while it runs."""
         while True:
             reading = await self.look()
-            await self._show(reading, specs())
+            self._show(reading, specs())
             known = reading is not None or self._kind == "none"
             await asyncio.sleep(EVERY_S if known else WITHOUT_EVERY_S)
 
-    async def look(self) -> Reading | None:
-        """The devices now; None when they cannot be read."""
+    async def look(self, *, newest: bool = False) -> Reading | None:
+        """The devices, by a reading that is not old; None when they cannot be read.
+
+        Args: newest: by one that began after this call, for what is decided by it.
+        """
+        asked = time.monotonic()
         async with self._asking:
-            if time.monotonic() - self._read_at < (FRESH_S if self._reading else FAILED_S):
-                return self._reading
+            left = self._read_at + (FRESH_S if self._reading else FAILED_S) - time.monotonic()
+            if left > 0:
+                if not newest or self._reading is None or self._read_at >= asked:
+                    return self._reading
+                await asyncio.sleep(left)
+            begun = time.monotonic()
             read = reader(self._kind)
             note, reading = "", None
             if read is not None:
@@ -67,7 +77,7 @@ class DeviceWatch:
                     note = str(e)
             if note and note != self._board.cluster.npu_note:
                 self._board.log("cluster", note, "warning" if self._reading else "info")
-            self._reading, self._read_at = reading, time.monotonic()
+            self._reading, self._read_at = reading, begun
             self._board.set_cluster(npu_source=reading.tool if reading else "", npu_note=note)
             return reading
 
@@ -75,14 +85,14 @@ class DeviceWatch:
         """Why the devices of `spec` do not let it start. It must not run now."""
         if not spec.device or spec.external:
             return []
-        reading = await self.look()
+        reading = await self.look(newest=True)
         return reading.troubles(numbers(spec.device)) if reading else []
 
     async def held_after(self, name: str, spec: ProcessSpec, pids: Iterable[int]) -> str:
         """What contexts of an ended process (its pids then) its devices still have; empty when none."""
         if not spec.device or spec.external:
             return ""
-        reading = await self.look()
+        reading = await self.look(newest=True)
         if reading is None:
             return ""
         gone = self._users.get(name, set()) | set(pids)
@@ -112,25 +122,21 @@ class DeviceWatch:
         npu = self._reading.devices.get(number)
         return npu is not None and not self._reading.holders(number) and not self._reading.alarms(npu)
 
-    async def _show(
-        self, reading: Reading | None, specs: Mapping[str, tuple[ProcessSpec, int | None]]
-    ) -> None:
+    def _show(self, reading: Reading | None, specs: Mapping[str, tuple[ProcessSpec, int | None]]) -> None:
         if reading is None:
             for name in specs:
                 self._board.update(name, npus=())
             self._board.set_cluster(spare_npus=())
             self._alarm({})
             return
-        mains = {name: pid for name, (_, pid) in specs.items() if pid is not None}
-        trees = await asyncio.to_thread(lambda: {name: identity.tree(pid) for name, pid in mains.items()})
         users = {c.of.pid for c in reading.contexts}
         alarms: dict[str, tuple[str, str]] = {}
         taken: set[int] = set()
-        for name, (spec, _) in specs.items():
+        for name, (spec, main) in specs.items():
             mine = numbers(spec.device)
             taken.update(mine)
-            tree = trees.get(name, set())
-            if name in mains:
+            tree = self._tree(name) if main is not None else frozenset()
+            if main is not None:
                 self._users.setdefault(name, set()).update(tree & users)
             npus = reading.of(mine, tree)
             self._board.update(name, npus=tuple(map(_coarse, npus)))

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from eccon.model import Role, State
 from eccon.signals.vllm_metrics import EngineMetrics
-from eccon.supervisor import identity, ports
+from eccon.supervisor import ports
 from eccon.supervisor.lives import Life
 
 if TYPE_CHECKING:
@@ -125,11 +125,8 @@ class HealthWatch:
 
     async def _intruder(self) -> str:
         """Who else listens on its port; empty when nobody does."""
-        main = self.life.pid
-        if main is None:
-            return ""
-        port = self.owner.spec.port
-        found = await asyncio.to_thread(lambda: ports.intruder(port, identity.tree(main)))
+        port, tree = self.owner.spec.port, self.owner.context.tree(self.owner.name)
+        found = await asyncio.to_thread(ports.intruder, port, tree)
         if found is None or self.life.died:
             return ""
         return f"pid {found.pid} ({found.command}) listens on its port {port} too, and takes requests away"

@@ -204,6 +204,12 @@ class Listener:
             self._count_lost()
             await asyncio.sleep(FIGURES_EVERY_S)
 
+    def tree(self, name: str) -> frozenset[int]:
+        """Pids of a process and its tree, as far as they are known by now; it costs nothing to ask."""
+        owner = self.owners.get(name)
+        main = {owner.life.pid} if owner and owner.life and owner.life.pid else set()
+        return self._usage.pids(name) | main
+
     def _count_lost(self) -> None:
         dropped = sum(o.life.dropped for o in self.owners.values() if o.life)
         dropped += sum(t.lost for t in self._tails.values())

@@ -1,6 +1,7 @@
 """Carries a test prompt to the proxy's public port and its answer back, byte for byte.
 
-A raw ASGI handler: when the client leaves, before the first byte or after, the request upstream is ended too.
+A raw ASGI application: when the client leaves, before the first byte or after, the request upstream is
+ended too.
 """
 
 import asyncio
@@ -9,39 +10,27 @@ from typing import TYPE_CHECKING
 
 import aiohttp
 import msgspec
-from litestar import asgi
-from litestar.openapi.spec import OpenAPIMediaType, OpenAPIResponse, Operation, PathItem, RequestBody
-from litestar.types import Receive, Scope, Send
+from litestar import post
+from litestar.types import ASGIApp, Receive, Scope, Send
 
 from eccon.launch.keys import client_key
 
 if TYPE_CHECKING:
     from eccon.supervisor.cluster import Cluster
 
-__all__ = ["DESCRIBED", "prompt"]
+__all__ = ["prompt"]
 
 BODY_MAX = 512 * 2**20
-DESCRIBED = PathItem(
-    post=Operation(
-        summary="A test prompt through the proxy; the answer's bytes as they come.",
-        request_body=RequestBody({"application/json": OpenAPIMediaType()}, required=True),
-        responses={
-            "200": OpenAPIResponse(
-                "As the proxy answers: JSON, or an event stream.",
-                content={"application/json": OpenAPIMediaType(), "text/event-stream": OpenAPIMediaType()},
-            )
-        },
-    )
-)
 PASSED = ("content-type", "x-request-id", "retry-after")
 
 
-@asgi("/v1/prompt", copy_scope=False)
-async def prompt(scope: Scope, receive: Receive, send: Send) -> None:
-    """`POST`: the body is a chat-completion request; `x-request-id` is passed on."""
-    if scope.get("method") != "POST":
-        await _refuse(send, 405, "POST a chat-completion request")
-        return
+@post("/v1/prompt", status_code=200, media_type="text/event-stream", sync_to_thread=False)
+def prompt() -> ASGIApp:
+    """A test prompt: the body is a chat-completion request, the answer is the proxy's."""
+    return _prompt
+
+
+async def _prompt(scope: Scope, receive: Receive, send: Send) -> None:
     body = await _body(receive)
     if body is None:
         return

@@ -37,7 +37,7 @@ class Shape:
             raise RefusedError(msg)
         async with self._one_at_a_time:
             taken = {**c.slots, **{n: _slot_of(o) for n, o in c.owners.items() if o.leaving}}
-            await c.context.devices.look()
+            await c.context.devices.look(newest=True)
             try:
                 slot = await asyncio.to_thread(
                     launch.next_slot,

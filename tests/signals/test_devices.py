@@ -1,8 +1,6 @@
 """Accelerators as the vendors' tools tell of them."""
 
 import json
-import os
-import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -15,6 +13,7 @@ import pytest
 from eccon.signals.devices import Reading, ToolError, numbers, rbln, reader
 from eccon.signals.devices.reading import used_by
 from eccon.signals.devices.tool import output_of
+from tests.supervisor.conftest import sleeper
 
 RECORDED = (Path(__file__).parent / "recorded" / "rbln-smi-8xCA22.json").read_bytes()
 """Eight RBLN-CA22 in two groups, KMD 3.0.0; `npu` repeats and the order is arbitrary."""
@@ -50,20 +49,18 @@ def test_contexts_join_a_process_by_its_pids() -> None:
 
 def test_where_an_index_repeats_the_process_tells_its_device() -> None:
     assert all(c.devices == frozenset() for c in rbln.parse(RECORDED).contexts)
-    env = {**os.environ, "RBLN_VISIBLE_DEVICES": "4-5"}
-    with subprocess.Popen(["sleep", "1000"], env=env) as user:
+    with sleeper(RBLN_VISIBLE_DEVICES="4-5") as user:
         deadline = time.monotonic() + 10
-        while not used_by(user.pid) and time.monotonic() < deadline:
+        while not used_by(user) and time.monotonic() < deadline:
             time.sleep(0.01)
 
         def by_user(said: dict[str, Any]) -> None:
             for context in said["contexts"]:
-                context["pid"] = str(user.pid)
+                context["pid"] = str(user)
 
         reading = changed(by_user)
-        user.kill()
     assert [sorted(c.devices) for c in reading.contexts] == [[4], [5]]
-    assert reading.troubles([4]) == [f"device 4 is held by pid {user.pid} (VLLM::EngineCore)"]
+    assert reading.troubles([4]) == [f"device 4 is held by pid {user} (VLLM::EngineCore)"]
     assert reading.troubles([0, 1, 2, 3]) == []
 
     def once(said: dict[str, Any]) -> None:

@@ -6,6 +6,7 @@ import os
 import random
 import signal
 import socket
+import subprocess
 import tempfile
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
@@ -91,6 +92,17 @@ def marked(root: Path) -> list[int]:
             if str(root).encode() in words:
                 found.append(s.pid)
     return found
+
+
+@contextlib.contextmanager
+def sleeper(**env: str) -> Iterator[int]:
+    """A process that does nothing, for as long as the context lasts. Its pid."""
+    process = subprocess.Popen(["sleep", "1000"], env=os.environ | env)
+    try:
+        yield process.pid
+    finally:
+        process.kill()
+        process.wait()
 
 
 class Site:
@@ -192,6 +204,12 @@ class Site:
             await self.client.shutdown()
         await until(lambda: not self.left(), 30, "the end of every process")
 
+    def sweep(self) -> None:
+        """Whatever a failed test left."""
+        for pid in self.left():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+
     def left(self) -> list[int]:
         """Processes of this cluster that live."""
         return marked(self.directory)
@@ -213,9 +231,7 @@ async def site(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Site]:
             yield here
             await here.down()
         finally:
-            for pid in here.left():
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGKILL)
+            here.sweep()
 
 
 @pytest.fixture
@@ -248,9 +264,12 @@ def cluster() -> Iterator[Site]:
     with tempfile.TemporaryDirectory(prefix="ecc", dir="/tmp") as name, pytest.MonkeyPatch.context() as patch:
         patch.setenv("ECCON_STATE_DIR", f"{name}/s")
         site = Site(Path(name))
-        asyncio.run(serving(site))
-        yield site
-        asyncio.run(site.down())
+        try:
+            asyncio.run(serving(site))
+            yield site
+            asyncio.run(site.down())
+        finally:
+            site.sweep()
 
 
 @pytest.fixture

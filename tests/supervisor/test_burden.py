@@ -134,7 +134,9 @@ async def test_a_full_disk_ends_nobody_and_what_is_lost_is_counted(site: Site, s
     told = sum(int(n) for n in re.findall(rb"eccon: (\d+) lines lost here", text))
     numbers = [int(n) for n in re.findall(rb"^t(\d{8})", text, re.MULTILINE)]
     missing = numbers[-1] - numbers[0] + 1 - len(numbers)
-    assert told == missing
+    # At both ends of a gap a line may be cut, and counts as one or the other.
+    gaps = text.count(b"lines lost here")
+    assert abs(told - missing) <= 2 * gaps
     assert state.process("encoder-0").pid == encoder.pid  # type: ignore[union-attr]
     os.kill(site.daemon_pid(), signal.SIGKILL)
     await until(lambda: not Path(f"/proc/{site.daemon_pid()}").exists(), 10, "the daemon's end")

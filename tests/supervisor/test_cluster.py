@@ -36,9 +36,12 @@ def shared() -> Iterator[Site]:
     with tempfile.TemporaryDirectory(prefix="ecc", dir="/tmp") as name, pytest.MonkeyPatch.context() as patch:
         patch.setenv("ECCON_STATE_DIR", f"{name}/s")
         site = Site(Path(name))
-        asyncio.run(_up(site))
-        yield site
-        asyncio.run(site.down())
+        try:
+            asyncio.run(_up(site))
+            yield site
+            asyncio.run(site.down())
+        finally:
+            site.sweep()
 
 
 async def _up(site: Site) -> None:

@@ -2,7 +2,6 @@
 
 import json
 import os
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,7 @@ import pytest
 
 from eccon.client import ControlError
 from eccon.model import ClusterState, State
-from tests.supervisor.conftest import Site
+from tests.supervisor.conftest import Site, sleeper
 
 TOOL = f"""#!{sys.executable}
 import os
@@ -116,12 +115,12 @@ async def test_figures_alarms_and_an_end_that_waits_for_the_device(site: Site, h
 async def test_up_with_a_held_device_names_its_holder_and_starts_nothing(site: Site, host: Host) -> None:
     configure(site, pd="[4, 5]", encoders="[6, 7, 3]")
     client = await site.start()
-    with subprocess.Popen(["sleep", "1000"]) as stranger:
-        host.use(stranger.pid, 6)
+    with sleeper() as stranger:
+        host.use(stranger, 6)
         with pytest.raises(ControlError) as refused:
             await client.up()
         assert refused.value.status == 409
-        assert f"encoder-0: device 6 is held by pid {stranger.pid} (VLLM::EngineCore)" in str(refused.value)
+        assert f"encoder-0: device 6 is held by pid {stranger} (VLLM::EngineCore)" in str(refused.value)
         assert "pd: devices 4, 5 are of groups 0 and 1" in str(refused.value)
         assert all(p.state is State.STOPPED for p in (await client.state()).processes)
         for n in (4, 5):
@@ -131,15 +130,14 @@ async def test_up_with_a_held_device_names_its_holder_and_starts_nothing(site: S
         state = await site.see(
             lambda s: state_of(s, "encoder-0") is State.BLOCKED and state_of(s, "encoder-1") is State.READY
         )
-        assert f"pid {stranger.pid}" in state.process("encoder-0").reason  # type: ignore[union-attr]
+        assert f"pid {stranger}" in state.process("encoder-0").reason  # type: ignore[union-attr]
         # The spare is used by somebody else too, and a device of the host that nobody has is taken.
-        host.use(stranger.pid, 3)
+        host.use(stranger, 3)
         assert await client.add() == "encoder-2"
         state = await site.see(lambda s: state_of(s, "encoder-2") is State.READY)
         assert state.process("encoder-2").device == "0"  # type: ignore[union-attr]
         host.contexts.clear()
         host.say()
-        stranger.kill()
     await site.settled()
 
 
