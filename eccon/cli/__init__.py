@@ -29,6 +29,7 @@ COMMANDS = {
     "scale": ("processes", "Add or remove encoders until there are so many."),
     "reload": ("cluster", "Read eccon.toml again and apply what changed."),
     "logs": ("processes", "Print a process's log."),
+    "events": ("events", "Print what happened in the cluster."),
     "diagnostics": ("diagnostics", "Write a bundle for a report: states, configuration, logs; no secrets."),
     "send": ("requests", "Send a test prompt with images through the proxy."),
     "traces": ("requests", "List the newest requests, or one's way through the cluster."),

@@ -20,6 +20,8 @@ from tests.e2e.cluster import cluster as running
 
 PATHS = ClusterPaths(Path("/state"), Path("/state"))
 
+pytestmark = pytest.mark.timeout(400)  # one of them starts a cluster
+
 
 def model(directory: Path, name: str = "M") -> Path:
     path = directory / name

@@ -11,6 +11,8 @@ import pytest
 from eccon import prompt
 from tests.e2e.cluster import Cluster, cluster
 
+pytestmark = pytest.mark.timeout(400)  # a cluster starts within the first test
+
 CLIENT, SERVERS = "sk-client-3f9a", "sk-servers-7c1e"
 
 

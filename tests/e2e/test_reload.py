@@ -1,6 +1,9 @@
 """A changed eccon.toml is applied to what it changes, and to nothing else."""
 
+import json
 from collections.abc import Callable
+
+import pytest
 
 from tests.e2e.cluster import Cluster, until
 
@@ -29,6 +32,7 @@ def changed(c: Cluster, before: dict[str, int], edit: Callable[[str], str]) -> s
     return {name for name in now if now[name] != before.get(name)}
 
 
+@pytest.mark.timeout(400)
 def test_only_what_changed_is_restarted(fresh: Cluster) -> None:
     fresh.eccon("up", timeout=110)
     before = pids(fresh)
@@ -50,3 +54,10 @@ def test_only_what_changed_is_restarted(fresh: Cluster) -> None:
     state = fresh.state()
     assert {p["name"]: p["pid"] for p in state["processes"]} == before
     assert {p["state"] for p in state["processes"]} == {"ready"}
+
+    # And the history tells it, to whoever asks from a shell.
+    lines = fresh.eccon("events", "-n", "500").stdout.splitlines()
+    assert any(line.endswith("encoder-1    its configuration changed") for line in lines)
+    told = [json.loads(line) for line in fresh.eccon("events", "-n", "3", "--json").stdout.splitlines()]
+    assert len(told) == 3
+    assert all(event["at"] and event["subject"] and event["text"] for event in told)
