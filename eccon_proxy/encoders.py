@@ -89,6 +89,8 @@ class Encoder:
         """Whether a request of the proxy's own is under way that decides about its return."""
         self.on_trial = False
         """Whether it is back for one item, which decides."""
+        self.suspect = False
+        """Whether it is late with its `/health`: others get the items until it has answered."""
         self.leaving = False
         self.drained = False
         self.life = 0
@@ -129,7 +131,7 @@ class Encoder:
 
     def has_room(self) -> bool:
         """Whether one more item may go there now."""
-        if self.on_trial and self.taken:
+        if self.suspect or (self.on_trial and self.taken):
             return False
         s = self._settings
         return self.taken < s.encoder_concurrency and self.taken + self.held() < s.staged_items
@@ -161,7 +163,7 @@ class Encoder:
         """Probes failed often enough: it is down, and what it held is lost."""
         if self.answers is not False:
             self.answers = False
-            self.on_trial = False
+            self.on_trial = self.suspect = False
             self.lose()
             self.settle(reason)
 

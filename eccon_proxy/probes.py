@@ -18,6 +18,9 @@ HANG_FACTOR = 8.0
 """An encoder hangs when nothing came from it for so many times what the slowest of its peers take."""
 HANG_FLOOR = 3.0
 HANG_CEILING = 20.0
+LATE = 1.5
+"""vLLM answers `/health` in milliseconds, however busy its engine is: one that is so late may be stopped."""
+LOOK_EVERY = 0.5
 
 
 class Prober:
@@ -27,6 +30,7 @@ class Prober:
         self._settings = settings
         self._metrics = metrics
         self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._timers: dict[Encoder, asyncio.TimerHandle] = {}
 
     def watch(self, encoder: Encoder) -> None:
         """Probe a member until `forget`."""
@@ -51,14 +55,19 @@ class Prober:
         misses = 0
         while True:
             begun = loop.time()
-            reason = await self._ask(encoder)
+            self._timers[encoder] = loop.call_later(LATE, self._late, encoder, begun)
+            try:
+                reason = await self._ask(encoder)
+            finally:
+                self._timers.pop(encoder).cancel()
             if reason is NOT_ASKED:
                 pass
             elif reason is None or encoder.last_success > begun:  # too busy for us, but not for its work
                 misses = 0
-                was_open = encoder.open
+                took = encoder.open and not encoder.suspect
+                encoder.suspect = False
                 encoder.answered()
-                if encoder.open != was_open:
+                if encoder.open != took:
                     encoder.group.changed()
             else:
                 misses += 1
@@ -139,6 +148,25 @@ class Prober:
         headers += b"content-type: application/json\r\n"
         request = trial_body(model, f"ec-trial-{uuid4().hex}")
         return await _whole(encoder, b"POST", b"/v1/chat/completions", headers, [request], limit)
+
+    def _late(self, encoder: Encoder, begun: float) -> None:
+        """Its `/health` is late and nothing came from it meanwhile: others get the items, new ones and those
+        that take longer than theirs do. It is not down for that, and keeps what it has staged."""
+        loop = asyncio.get_running_loop()
+        self._timers[encoder] = loop.call_later(LOOK_EVERY, self._late, encoder, begun)
+        others = [e for e in encoder.group if e is not encoder and e.open and not e.suspect]
+        was, encoder.suspect = (
+            encoder.suspect,
+            bool(others) and encoder.open and encoder.last_success <= begun,
+        )
+        if was and not encoder.suspect:
+            encoder.group.changed()
+        usual = _slow(*(e.seconds for e in others))
+        if not encoder.suspect or usual is None:
+            return
+        for visit, at in tuple(encoder.inflight.items()):
+            if loop.time() - at > usual:
+                visit.evict("its encoder is late with everything")
 
     def _look_for_hang(self, encoder: Encoder) -> None:
         """Eject an encoder whose probes pass but whose items do not come back, and send them elsewhere."""

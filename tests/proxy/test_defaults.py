@@ -129,6 +129,31 @@ async def has_busy_encoders(cluster: Cluster) -> None:
     assert len(working.encodes) > 5
 
 
+async def hangs_with_items(cluster: Cluster) -> None:
+    """A process that is stopped: its items are elsewhere long before it is said to be down."""
+    hung = cluster.encoders[0]
+    for n in range(6):
+        assert (await cluster.proxy.chat(body_of(image(n)))).status == 200
+    hung.anything = hang
+    replies = await asyncio.gather(*(cluster.proxy.chat(body_of(image(n), image(n + 9))) for n in range(4)))
+    assert {reply.status for reply in replies} == {200}
+    assert max(reply.seconds for reply in replies) < 8
+    assert hung.encodes, "it had some"
+    before = len(hung.encodes)
+    for n in range(4):
+        reply = await cluster.proxy.chat(body_of(image(n)))
+        assert (reply.status, reply.seconds < 3) == (200, True)
+    assert len(hung.encodes) == before, "it gets no more while it is late"
+    hung.anything = None
+    hung.drop()
+
+    async def back() -> bool:
+        await cluster.proxy.chat(body_of(image("back")))
+        return len(hung.encodes) > before
+
+    await eventually(back, "it gets its share again", 30)
+
+
 async def lists_its_models_late(cluster: Cluster) -> None:
     """It takes ten seconds to say what it serves: slow, not broken."""
     go = asyncio.Event()
@@ -148,8 +173,12 @@ async def test_the_pd_is_watched_well_enough_as_shipped(shipped: list[Cluster]) 
         for scene in (refuses, freezes, is_replaced):
             await scene(away)
 
+    async def stalled_then_hung() -> None:
+        await stalls(stalled)
+        await hangs_with_items(stalled)
+
     await asyncio.gather(
-        outages(), stalls(stalled), is_full(full), has_busy_encoders(busy), lists_its_models_late(busy)
+        outages(), stalled_then_hung(), is_full(full), has_busy_encoders(busy), lists_its_models_late(busy)
     )
     for cluster in shipped:
         assert not cluster.ledger.violations
