@@ -76,7 +76,7 @@ class Terminal:
         """The screen as text."""
         return "\n".join(self.lines)
 
-    def until(self, there: "str | Callable[[], Any]", seconds: float = 15.0) -> None:
+    def until(self, there: "str | Callable[[], Any]", seconds: float = 30.0) -> None:
         """Reads until a text is on the screen, or a condition holds."""
         end = time.monotonic() + seconds
         while time.monotonic() < end:
@@ -95,7 +95,7 @@ class Terminal:
         """Types."""
         os.write(self.master, keys.encode())
 
-    def wait(self, seconds: float = 10.0) -> int:
+    def wait(self, seconds: float = 20.0) -> int:
         """The exit code; reads on meanwhile."""
         end = time.monotonic() + seconds
         while self.process.poll() is None and time.monotonic() < end:

@@ -43,7 +43,7 @@ async def watching(
         yield app, pilot
 
 
-async def until(there: Callable[[], object], seconds: float = 8.0) -> None:
+async def until(there: Callable[[], object], seconds: float = 30.0) -> None:
     end = time.monotonic() + seconds
     while not there():
         assert time.monotonic() < end, "not in time"
