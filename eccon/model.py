@@ -202,6 +202,7 @@ class Process(msgspec.Struct, frozen=True, kw_only=True):
     pid: int | None = None
     started_at: float | None = None
     restarts: int = 0
+    """Lives after its first one: of crashes and of commands, over `down` and `up` and over daemons."""
     retry_at: float | None = None
     exit: Exit | None = None
     """Of its last life."""
