@@ -39,6 +39,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--target", default="sim", choices=sorted(TARGETS), help="what the contract is tested on"
     )
     parser.addoption(
+        "--product", action="store_true", help="with --target lab: the whole product on it as well"
+    )
+    parser.addoption(
         "--within",
         type=float,
         metavar="SECONDS",
@@ -59,12 +62,14 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Real servers take their time; and what only one target can do is not asked of the other."""
     on_lab = config.getoption("--target", "sim") == "lab"
-    foreign = "test_only_sim.py" if on_lab else "test_only_lab.py"
-    items[:] = [item for item in items if item.path.name != foreign]
+    foreign = {"test_only_sim.py"} if on_lab else {"test_only_lab.py"}
+    if not config.getoption("--product", False):
+        foreign.add("test_only_lab.py")
+    items[:] = [item for item in items if item.path.name not in foreign]
     if config.getoption("--guard", "off") == "on":
         items[:] = [item for item in items if not _is_vendors_way(item)]
     for item in items if on_lab else ():
-        item.add_marker(pytest.mark.timeout(900))
+        item.add_marker(pytest.mark.timeout(1200))
 
 
 def _is_vendors_way(item: pytest.Item) -> bool:

@@ -1,4 +1,7 @@
-"""The whole product on the lab: daemon, proxy, commands and console over real vLLM, by either connector."""
+"""The whole product on the lab: daemon, proxy, commands and console over real vLLM, by either connector.
+
+Six more real servers to start: only with `--target lab --product`.
+"""
 
 import os
 import re
@@ -17,7 +20,7 @@ from tests.e2e.cluster import Cluster, until
 from tests.e2e.test_console import console, row
 
 WAY = re.compile(r"^image (\d)  (encoder-\d) +encode +[\d.]+ ms(?:  transfer +([\d.]+) ms)?", re.MULTILINE)
-START_S = 500.0
+START_S = 800.0
 
 
 class LabCluster(Cluster):
