@@ -1,0 +1,128 @@
+"""Run in vLLM's environment: the level on the vendor's real classes, and the scheduler's side over them."""
+
+import sys
+import tempfile
+import time
+import uuid
+from types import SimpleNamespace
+from typing import Any
+
+sys.path.insert(0, sys.argv[1])
+
+from eccon_guard.channel import Listener, Speaker, socket_path  # type: ignore[import-not-found]
+from eccon_guard.check import decide, versions  # type: ignore[import-not-found]
+from eccon_guard.events import Events  # type: ignore[import-not-found]
+from eccon_guard.notes import Board, Note  # type: ignore[import-not-found]
+from eccon_guard.scheduling import GuardScheduler  # type: ignore[import-not-found]
+from eccon_guard.settings import Settings  # type: ignore[import-not-found]
+from vllm.distributed.ec_transfer.ec_connector.base import ECConnectorBase, ECConnectorRole
+from vllm.v1.core.sched.async_scheduler import AsyncScheduler
+from vllm.v1.core.sched.request_queue import FCFSRequestQueue, PriorityRequestQueue
+from vllm.v1.core.sched.scheduler import Scheduler
+from vllm_rbln.distributed.ec_transfer.ec_connector import rbln_ec_nixl_connector as vendor
+from vllm_rbln.v1.core.optimum_scheduler import RBLNOptimumScheduler
+
+
+def levels() -> None:
+    settings, _ = Settings.read({})
+    for scheduler, level in ((Scheduler, "gate"), (AsyncScheduler, "gate"), (RBLNOptimumScheduler, "wrap")):
+        for queue in (FCFSRequestQueue, PriorityRequestQueue):
+            for role in ("ec_consumer", "ec_producer"):
+                verdict = decide(
+                    settings, versions(), vendor, ECConnectorBase, scheduler, queue, role=role, workers=1
+                )
+                assert (verdict.level, verdict.reason) == (level, ""), (scheduler, verdict)
+
+
+def request(name: str, *hashes: str, status: str = "WAITING") -> Any:
+    features = [
+        SimpleNamespace(identifier=h, mm_position=SimpleNamespace(offset=10 * i, length=8))
+        for i, h in enumerate(hashes)
+    ]
+    return SimpleNamespace(
+        request_id=name,
+        status=SimpleNamespace(name=status),
+        mm_features=features,
+        arrival_time=time.time(),
+        ec_transfer_params=None,
+        get_num_encoder_embeds=lambda _i: 8,
+    )
+
+
+def step(*running: str, new: tuple[Any, ...] = ()) -> Any:
+    tokens = dict.fromkeys(running, 1)
+    return SimpleNamespace(
+        num_scheduled_tokens=tokens, total_num_scheduled_tokens=len(tokens), scheduled_new_reqs=new
+    )
+
+
+def make(directory: str, level: str, *, producer: bool = False, **extra: object) -> tuple[Any, Any]:
+    settings, _ = Settings.read(extra)
+    transfer = SimpleNamespace(is_ec_producer=producer, is_ec_consumer=not producer)
+    path = socket_path(directory, uuid.uuid4().hex)
+    speaker = Speaker(path)
+    config = SimpleNamespace(ec_transfer_config=transfer)
+    scheduler = GuardScheduler(
+        config, ECConnectorRole.SCHEDULER, settings, Listener(path), Board(), Events("", ""), level
+    )
+    assert scheduler.take_unavailable_requests() == set()
+    speaker.tick()
+    return speaker, scheduler
+
+
+def hooks(directory: str) -> None:
+    """A placeholder marks the answer, fails who runs on, and its hash is never used again."""
+    speaker, s = make(directory, "hooks")
+    ends, runs_on, waits = request("ends", "h1", "h2"), request("runs on", "h2"), request("waits", "h3")
+    for r in (ends, runs_on, waits):
+        for i in range(len(r.mm_features)):
+            s.update_state_after_alloc(r, i)
+    meta = s.build_connector_meta(step("ends", "runs on"))
+    assert ({m.mm_hash for m in meta.mm_datas_to_load}, meta.gated) == ({"h1", "h2"}, False)
+    speaker.say(Note("placeholder", "h2", "it never came", time.time()))
+    for _ in range(2):  # vllm-rbln asks twice
+        assert s.request_finished(ends) == (False, {"ec_guard": {"h2": "placeholder"}})
+    assert s.take_unavailable_requests() == {"runs on"}
+    speaker.say(Note("staged", "h2"))
+    assert not s.ensure_cache_available(request("later", "h2"), 0)
+    assert s.take_unavailable_requests() == {"later"}
+
+
+def gate(directory: str) -> None:
+    """What is missing is waited for; what the prefix cache covers, or runs already, is not."""
+    speaker, s = make(directory, "gate", guard_wait_s=0.2)
+    r = request("r", "h1", "h2")
+    assert not s.ensure_cache_available(r, 0)
+    speaker.say(Note("staged", "h2"))
+    assert s.ensure_cache_available(r, 8)
+    assert not s.ensure_cache_available(r, 0)
+    time.sleep(0.25)
+    assert not s.ensure_cache_available(r, 0)
+    assert s.take_unavailable_requests() == {"r"}
+    assert s.take_unavailable_requests() == set()
+    assert s.request_finished(r) == (False, None)
+    assert s.ensure_cache_available(request("running", "h9", status="RUNNING"), 0)
+    assert s.ensure_cache_available(request("text"), 0)
+
+
+def encoder(directory: str) -> None:
+    """Nothing runs while the way is closed; the answer tells of the push of this very request."""
+    speaker, s = make(directory, "wrap", producer=True)
+    r = request("r", "h1")
+    assert not s.ensure_cache_available(r, 0)
+    speaker.say(Note("link", text="up"))
+    assert s.ensure_cache_available(r, 0)
+    assert s.build_connector_meta(step("r", new=(r,))).step_hashes == ["h1"]
+    speaker.say(Note("outcome", "h1", "delivered", time.time()))
+    for _ in range(2):
+        assert s.request_finished(r) == (False, {"ec_guard": {"h1": "delivered"}})
+    assert s.request_finished(request("later", "h1")) == (False, {"ec_guard": {"h1": "unknown"}})
+
+
+if __name__ == "__main__":
+    levels()
+    with tempfile.TemporaryDirectory(prefix="eccon-guard-") as where:
+        hooks(where)
+        gate(where)
+        encoder(where)
+    print("as it should be")
