@@ -10,7 +10,16 @@ import msgspec
 
 from eccon.model import Trace
 
-__all__ = ["ImageReport", "PromptError", "StreamReader", "build", "image_lines", "image_reports", "image_type", "samples"]
+__all__ = [
+    "ImageReport",
+    "PromptError",
+    "StreamReader",
+    "build",
+    "image_lines",
+    "image_reports",
+    "image_type",
+    "samples",
+]
 
 SAMPLES = Path(__file__).parent / "sim" / "samples"
 IMAGE_BYTES_MAX = 64 * 2**20
