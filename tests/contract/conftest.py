@@ -65,7 +65,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     foreign = {"test_only_sim.py"} if on_lab else {"test_only_lab.py"}
     if not config.getoption("--product", False):
         foreign.add("test_only_lab.py")
-    items[:] = [item for item in items if item.path.name not in foreign]
+    left_out = [item for item in items if item.path.name in foreign]
+    if left_out:
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = [item for item in items if item not in left_out]
     if config.getoption("--guard", "off") == "on":
         items[:] = [item for item in items if not _is_vendors_way(item)]
     for item in items if on_lab else ():
