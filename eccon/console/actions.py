@@ -270,7 +270,7 @@ ACTIONS: tuple[Action, ...] = (
         title="window",
         tooltip="How much time the charts span: 1, 5 or 30 minutes",
         scope=("overview", "detail", "charts"),
-        footer=3,
+        footer=12,
     ),
     Action(
         name="acknowledge",
@@ -395,7 +395,7 @@ ACTIONS: tuple[Action, ...] = (
     ),
     # Everywhere
     Action(
-        name="help", keys="question_mark,f1", title="help", tooltip="The keys of the screen at hand", footer=7
+        name="help", keys="question_mark,f1", title="help", tooltip="The keys of the screen at hand", footer=3
     ),
     Action(
         name="palette", keys="ctrl+p,colon", title="command", tooltip="Find an action by its name", footer=10
