@@ -95,7 +95,7 @@ class Terminal:
         """Types."""
         os.write(self.master, keys.encode())
 
-    def wait(self, seconds: float = 20.0) -> int:
+    def wait(self, seconds: float = 45.0) -> int:
         """The exit code; reads on meanwhile."""
         end = time.monotonic() + seconds
         while self.process.poll() is None and time.monotonic() < end:
