@@ -123,6 +123,8 @@ async def test_screens(daemon: tuple[str, FakeDaemon], size: tuple[int, int]) ->
                 for key in keys:
                     app.simulate_key(key)
                     await settled(app, 1)
+                while name == "logs" and "102 lines" not in "\n".join(drawn(app)[0]):
+                    await asyncio.sleep(0.05)  # the log comes over a socket
                 lines, digest = await settled(app, 2)
                 text = "\n".join(lines) + "\n"
                 key = f"{name}-{size[0]}x{size[1]}"
