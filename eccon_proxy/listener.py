@@ -20,21 +20,23 @@ import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 from uvicorn.server import ServerState
 
+from eccon_proxy.acceptor import Acceptor
 from eccon_proxy.errors import error_body
 from eccon_proxy.settings import Settings, SettingsError, admin_address
 
 __all__ = ["Listener", "admin_socket", "public_socket"]
 
 KEEP_ALIVE = 75
-BACKLOG = 4096
 JOIN_BELOW = 65536
 """Bytes of a body that are copied behind their head; more are handed over apart."""
 LINGER_SECONDS = 10.0
 LINGER_SILENCE = 2.0
 """After an answer that came before the request was whole, its rest is read and dropped: for so long in all,
 and no longer than this without a byte. A close at once would be a reset, and hide the answer."""
-SURPLUS_SECONDS = 0.5
+SURPLUS_SECONDS = 3.0
 """How long a client beyond the cap may take to send what it will not be answered."""
+SURPLUS_LEAST, SURPLUS_SHARE = 16, 8
+"""Of them so many, or this share of the cap, are told at once; the others wait in the kernel's queue."""
 LONGEST_PATH = 107
 """Bytes of a unix socket's path that Linux takes."""
 
@@ -250,7 +252,7 @@ class Listener:
             proxy_headers=False,
             timeout_keep_alive=KEEP_ALIVE,
         )
-        self._server: asyncio.AbstractServer | None = None
+        self._acceptor: Acceptor | None = None
         self._clock: asyncio.Task[None] | None = None
 
     @property
@@ -267,13 +269,16 @@ class Listener:
         def connect() -> asyncio.Protocol:
             return protocol(config=self._config, server_state=self._state, app_state={})  # type: ignore[no-any-return]
 
-        if self._sock.family == socket.AF_UNIX:
-            self._server = await loop.create_unix_server(connect, sock=self._sock, backlog=BACKLOG)
-        else:
-            limit = None if self._tls is None else self._settings.header_timeout
-            self._server = await loop.create_server(
-                connect, sock=self._sock, ssl=self._tls, backlog=BACKLOG, ssl_handshake_timeout=limit
-            )
+        most = self._settings.max_connections
+        self._acceptor = Acceptor(
+            self._sock,
+            connect,
+            self._state.connections,
+            most + max(SURPLUS_LEAST, most // SURPLUS_SHARE),
+            tls=self._tls,
+            handshake_timeout=self._settings.header_timeout,
+        )
+        self._acceptor.start()
         self._clock = loop.create_task(self._tell_date())
 
     async def _tell_date(self) -> None:
@@ -283,9 +288,9 @@ class Listener:
 
     def stop_accepting(self) -> None:
         """Close the listening socket and idle connections; requests under way go on."""
-        if self._server is not None:
-            self._server.close()
-            self._server = None
+        if self._acceptor is not None:
+            self._acceptor.close()
+            self._acceptor = None
         for connection in tuple(self._state.connections):
             connection.shutdown()
 

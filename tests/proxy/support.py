@@ -242,7 +242,8 @@ class Proxy:
             session.request(
                 method,
                 self.url + path,
-                data=io.BytesIO(body) if body else body,
+                # A file is read by threads, which a crowd waits for; bytes in number make aiohttp warn.
+                data=io.BytesIO(body) if body and len(body) > 2**19 else body,
                 headers=headers if headers is not None else JSON_TYPE if body is not None else {},
                 timeout=aiohttp.ClientTimeout(total=within),
                 allow_redirects=False,
