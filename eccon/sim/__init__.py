@@ -34,6 +34,8 @@ Known differences from the real thing, each with its reason:
   there.
 - `/metrics` has the families that mean something here: about forty of 88.
 - Remote media are limited to 64 MiB; vLLM has no limit.
+- It binds with SO_REUSEPORT, so that twins on a port can be shown; vLLM 0.30 does so with several API
+  servers only (`--api-server-count`), and with one refuses a port that is taken.
 - Exit codes are vLLM's; the seconds that Python and its libraries take to end are not waited for after
   SIGTERM.
 - `--ec-transfer-config` takes `RblnECNixlConnector` with one role; a module path is accepted and not

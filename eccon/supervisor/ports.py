@@ -1,4 +1,7 @@
-"""Whether a TCP port is free, and who holds it. vLLM binds with SO_REUSEPORT: it would not notice another."""
+"""Whether a TCP port is free, and who holds it.
+
+With several API servers vLLM binds with SO_REUSEPORT, and would not notice another.
+"""
 
 import contextlib
 import socket
@@ -41,7 +44,7 @@ def holder(port: int, host: str = "") -> Holder | None:
 
 
 def intruder(port: int, tree: AbstractSet[int]) -> Holder | None:
-    """Another process that listens on the port of the processes in `tree` (vLLM binds with SO_REUSEPORT)."""
+    """Another process that listens on the port of the processes in `tree` (with SO_REUSEPORT there can be two)."""
     listening = _listening(port)
     if not listening:
         return None

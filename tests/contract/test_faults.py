@@ -348,20 +348,6 @@ def test_sigkill_leaves_an_orphan_that_keeps_the_connectors_port(target: Target)
     until(lambda: not pd.family(), 30, "the orphan does not heed SIGTERM")
 
 
-def test_two_servers_may_share_a_port(target: Target) -> None:
-    """SO_REUSEPORT: the second one starts as if nothing were, and takes a part of the connections."""
-    first = target.pd(free_port())
-    first.wait_ready()
-    second = target.launch(
-        "pd", "ec_consumer", {"pull_host": "127.0.0.1", "pull_port": free_port()}, port=first.port
-    )
-    second.wait_log("Application startup complete")
-    assert first.alive()
-    first.stop()
-    assert get(second, "/health").status == 200
-    second.stop()
-
-
 def test_a_port_is_taken_before_it_listens(target: Target) -> None:
     """Bound first: a port that somebody holds alone is noticed at once, not after the model was loaded."""
     holder: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.REP)

@@ -472,3 +472,17 @@ def test_the_default_format(target: Target, cluster: Cluster) -> None:
             assert re.search(pattern, encoder.log(), re.MULTILINE), pattern
         cluster.pd.wait_event(f"received metadata for mm_hash={u}")
         assert ask(cluster.pd, "flush", max_tokens=1).status == 200
+
+
+def test_two_servers_may_share_a_port(target: Target) -> None:
+    """SO_REUSEPORT, as vLLM with several API servers: the second takes a part of the first's connections."""
+    first = target.pd(free_port())
+    first.wait_ready()
+    second = target.launch(
+        "pd", "ec_consumer", {"pull_host": "127.0.0.1", "pull_port": free_port()}, port=first.port
+    )
+    second.wait_log("Application startup complete")
+    assert first.alive()
+    first.stop()
+    assert get(second, "/health").status == 200
+    second.stop()
