@@ -44,7 +44,7 @@ def holder(port: int, host: str = "") -> Holder | None:
 
 
 def intruder(port: int, tree: AbstractSet[int]) -> Holder | None:
-    """Another process that listens on the port of the processes in `tree` (with SO_REUSEPORT there can be two)."""
+    """Another process that listens on the port of the processes in `tree`, beside them or in their place."""
     listening = _listening(port)
     if not listening:
         return None

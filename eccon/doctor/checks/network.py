@@ -25,7 +25,7 @@ def ports_free(e: Evidence) -> Iterator[Finding]:
 
 
 def twins(e: Evidence) -> Iterator[Finding]:
-    """With several API servers vLLM binds with SO_REUSEPORT: two on one port both start, and share its requests."""
+    """With several API servers vLLM binds with SO_REUSEPORT: two on one port share its requests."""
     for p in e.ports:
         if p.listeners > 1:
             advice = f"`ss -ltnp 'sport = :{p.port}'` names them; end the one that is not this cluster's"
