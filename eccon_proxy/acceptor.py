@@ -42,6 +42,7 @@ class Acceptor:
         self._loop = asyncio.get_running_loop()
         self._coming: set[asyncio.Task[None]] = set()
         self._pause: asyncio.TimerHandle | None = None
+        self._said = False
 
     def start(self) -> None:
         """Listen."""
@@ -75,9 +76,12 @@ class Acceptor:
             except (BlockingIOError, InterruptedError, ConnectionAbortedError):
                 return
             except OSError as error:
-                logger.warning("a connection has to wait: %s", error.strerror)
+                if not self._said:  # once, not fifty times a second
+                    self._said = True
+                    logger.warning("connections have to wait: %s", error.strerror)
                 self._wait()
                 return
+            self._said = False
             sock.setblocking(False)
             if sock.family != socket.AF_UNIX:
                 sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

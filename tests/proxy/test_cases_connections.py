@@ -302,7 +302,9 @@ async def test_without_a_descriptor_nobody_is_blamed(clusters: Clusters) -> None
         answer = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 10)
         assert b" 503 " in answer.splitlines()[0], answer
         assert b"retry-after:" in answer.lower()
-        # Many rounds of probes that cannot be sent.
+        later, asks = await asyncio.open_connection("127.0.0.1", cluster.proxy.port)
+        asks.write(b"GET /livez HTTP/1.1\r\nhost: a\r\n\r\n")
+        # Many rounds of probes that cannot be sent, and of a client that cannot be let in.
         over = time.monotonic() + 1.5
         while time.monotonic() < over:
             await asyncio.sleep(0.05)
@@ -310,6 +312,9 @@ async def test_without_a_descriptor_nobody_is_blamed(clusters: Clusters) -> None
         resource.prlimit(pid, resource.RLIMIT_NOFILE, (soft, hard))
         writer.close()
         await writer.wait_closed()
+    assert b"true" in await asyncio.wait_for(later.readuntil(b"}"), 10), "it had to wait, no more"
+    asks.close()
+    assert cluster.proxy.log.count("have to wait") == 1
     state = await cluster.proxy.state()
     assert [(e.state, e.errors) for e in state.encoders] == [("ready", 0)] * 2
     assert state.pds[0].state == "ready"
