@@ -28,6 +28,7 @@ __all__ = [
     "file_or_parents",
     "follow",
     "guarded",
+    "long_config_option",
     "narrate",
     "plain_command",
 ]
@@ -56,6 +57,12 @@ def config_option(f: click.decorators.FC) -> click.decorators.FC:
     """`-f FILE`, here or before the command."""
     text = "eccon.toml; else ECCON_CONFIG, else ./eccon.toml."
     return click.option("-f", "--file", "file", metavar="FILE", callback=file_or_parents, help=text)(f)
+
+
+def long_config_option(f: click.decorators.FC) -> click.decorators.FC:
+    """`--file FILE` of a command whose `-f` is `--follow`; before the command `-f FILE` works as everywhere."""
+    text = "eccon.toml, as elsewhere -f."
+    return click.option("--file", "file", metavar="FILE", callback=file_or_parents, help=text)(f)
 
 
 def command(f: Callable[P, Coroutine[Any, Any, int | None]]) -> Callable[P, None]:

@@ -6,7 +6,7 @@ import time
 import click
 import msgspec
 
-from eccon.cli.common import command, config_option, control_socket
+from eccon.cli.common import command, control_socket, long_config_option
 from eccon.client import Client
 from eccon.model import ClusterState, EventLogged, LogEvent
 
@@ -14,7 +14,7 @@ __all__ = ["events"]
 
 
 @click.command()
-@config_option
+@long_config_option
 @click.option(
     "-n", "--lines", type=click.IntRange(min=0), default=50, show_default=True, help="How many of the last."
 )

@@ -2,7 +2,7 @@
 
 import click
 
-from eccon.cli.common import command, config_option, control_socket, file_or_parents
+from eccon.cli.common import command, config_option, control_socket, long_config_option
 from eccon.cli.rotation import roll_all
 from eccon.cli.watching import serves, settle, watch
 from eccon.client import Client
@@ -106,7 +106,7 @@ async def remove(name: str, file: str | None, timeout: float, force: bool) -> in
 
 @click.command()
 @click.argument("name")
-@click.option("--file", "file", metavar="FILE", callback=file_or_parents, help="eccon.toml, as elsewhere -f.")
+@long_config_option
 @click.option("-n", "--lines", type=click.IntRange(min=0), default=200, show_default=True)
 @click.option("-f", "--follow", "follow_", is_flag=True, help="Go on as the log grows.")
 @click.option("-g", "--grep", default="", metavar="TEXT", help="Only lines that contain it, in any case.")
