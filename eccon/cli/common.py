@@ -60,7 +60,7 @@ def config_option(f: click.decorators.FC) -> click.decorators.FC:
 
 
 def long_config_option(f: click.decorators.FC) -> click.decorators.FC:
-    """`--file FILE` of a command whose `-f` is `--follow`; before the command `-f FILE` works as everywhere."""
+    """`--file FILE`, for a command whose `-f` is `--follow`; before the command it is `-f FILE` as ever."""
     text = "eccon.toml, as elsewhere -f."
     return click.option("--file", "file", metavar="FILE", callback=file_or_parents, help=text)(f)
 
