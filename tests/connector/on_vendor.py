@@ -10,7 +10,7 @@ from typing import Any
 sys.path.insert(0, sys.argv[1])
 
 from eccon_guard.channel import Listener, Speaker, socket_path  # type: ignore[import-not-found]
-from eccon_guard.check import decide, versions  # type: ignore[import-not-found]
+from eccon_guard.check import MODULE_NAMES, decide, versions  # type: ignore[import-not-found]
 from eccon_guard.events import Events  # type: ignore[import-not-found]
 from eccon_guard.notes import Board, Note  # type: ignore[import-not-found]
 from eccon_guard.scheduling import GuardScheduler  # type: ignore[import-not-found]
@@ -88,6 +88,67 @@ def hooks(directory: str) -> None:
     assert s.take_unavailable_requests() == {"later"}
 
 
+def wanted(directory: str) -> None:
+    """As long as a request has not ended its items are wanted, whether it waits or runs."""
+    speaker, s = make(directory, "wrap")
+    waits, runs = request("waits", "h1", "h2"), request("runs", "h2", "h3")
+    for h in ("h1", "h2", "h3"):
+        speaker.say(Note("staged", h))
+    for r in (waits, runs):
+        assert s.ensure_cache_available(r, 0)
+    s.update_state_after_alloc(runs, 0)
+    assert set(s.build_connector_meta(step("runs")).wanted) == {"h1", "h2", "h3"}
+    assert s.build_connector_meta(step("runs")).wanted == ()  # now and then will do
+    s.request_finished(waits)
+    s._wanted_at = 0.0
+    assert set(s.build_connector_meta(step("runs")).wanted) == {"h2", "h3"}
+    s.request_finished(runs)
+    s._wanted_at = 0.0
+    assert s.build_connector_meta(step()).wanted == ()
+
+
+def ids(directory: str) -> None:
+    """An id that comes again is another request: what was answered then is not what is answered now."""
+    speaker, s = make(directory, "gate", producer=True)
+    first, second = request("r", "h1"), request("r", "h2")
+    speaker.say(Note("outcome", "h1", "delivered", time.time()))
+    assert s.request_finished(first) == (False, {"ec_guard": {"h1": "delivered"}})
+    assert s.request_finished(second) == (False, {"ec_guard": {"h2": "unknown"}})
+
+
+def never_raises(directory: str) -> None:
+    """What a hook is given may be anything in a version that was not tried."""
+    _, s = make(directory, "gate")
+    for _ in range(2):
+        assert s.ensure_cache_available(None, 0) is True
+        assert s.update_state_after_alloc(None, 0) is None
+        assert s.build_connector_meta(None).mm_datas_to_load == []
+        assert s.request_finished(None) == (False, None)
+        assert s.take_unavailable_requests() == set()
+
+
+def retreat() -> None:
+    """With a vendor that has changed it can still be loaded, to step down."""
+    from vllm.v1.core.sched import request_queue
+
+    kept = {name: getattr(vendor, name) for name in (*MODULE_NAMES, "RblnECNixlConnectorWorker")}
+    queue = request_queue.FCFSRequestQueue
+    loaded = [name for name in sys.modules if name.startswith("eccon_guard.")]
+    modules = {name: sys.modules.pop(name) for name in loaded}
+    try:
+        for name in kept:
+            delattr(vendor, name)
+        del request_queue.FCFSRequestQueue
+        from eccon_guard.connector import EcconGuardConnector  # type: ignore[import-not-found]
+
+        assert issubclass(EcconGuardConnector, vendor.RblnECNixlConnector)
+    finally:
+        for name, value in kept.items():
+            setattr(vendor, name, value)
+        request_queue.FCFSRequestQueue = queue
+        sys.modules.update(modules)
+
+
 def gate(directory: str) -> None:
     """What is missing is waited for; what the prefix cache covers, or runs already, is not."""
     speaker, s = make(directory, "gate", guard_wait_s=0.2)
@@ -120,9 +181,13 @@ def encoder(directory: str) -> None:
 
 
 if __name__ == "__main__":
+    retreat()
     levels()
     with tempfile.TemporaryDirectory(prefix="eccon-guard-") as where:
         hooks(where)
+        wanted(where)
+        ids(where)
+        never_raises(where)
         gate(where)
         encoder(where)
     print("as it should be")

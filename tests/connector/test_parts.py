@@ -269,6 +269,21 @@ def test_the_store_lets_go_by_bytes_what_was_used_first() -> None:
     assert gone == [("b", "room"), ("a", "room")]
 
 
+def test_what_is_wanted_does_not_grow_old() -> None:
+    clock = Clock()
+    gone: list[str] = []
+    store = Store(1000, 60.0, lambda h, _why: gone.append(h), clock)
+    for name in "ab":
+        store.put(name, name, 10, None)
+    for _ in range(4):
+        clock.now += 40
+        store.want(("a", "never came"))
+        store.sweep()
+    assert (gone, store.hashes()) == (["b"], ["a"])
+    store.want("b")
+    assert "b" not in store
+
+
 def test_the_same_bytes_are_not_pulled_again() -> None:
     clock = Clock()
     store = Store(100, 60.0, lambda _h, _why: None, clock)

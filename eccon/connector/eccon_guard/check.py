@@ -32,7 +32,9 @@ WORKER_STATE = (
     "_push_addr", "_push_sock", "_receiver_thread", "_registered_caches", "_registered_descs",
     "_registered_timestamps", "_stop_event", "_tensor_registry", "_zmq_ctx",
 )  # fmt: skip
-MODULE_NAMES = ("ECNixlAck", "ECNixlConnectorMetadata", "RblnECNixlConnectorScheduler", "aligned_tensor")
+MODULE_NAMES = (
+    "ECNixlAck", "ECNixlConnectorMetadata", "MMMeta", "RblnECNixlConnectorScheduler", "aligned_tensor",
+)  # fmt: skip
 BASE_HOOKS = ("ensure_cache_available", "request_finished", "start_save_caches", "take_unavailable_requests")
 ASKS = frozenset({"ensure_cache_available", "_ec_transfer_pending"})
 QUEUES = frozenset({"waiting", "skipped_waiting", "running", "ec_connector"})

@@ -1,5 +1,6 @@
 """What vLLM loads by `ec_connector_module_path`: the vendor's connector with a guard, or without."""
 
+from pathlib import Path
 from typing import Any
 
 from vllm.distributed.ec_transfer.ec_connector.base import (
@@ -7,17 +8,13 @@ from vllm.distributed.ec_transfer.ec_connector.base import (
     ECConnectorMetadata,
     ECConnectorRole,
 )
-from vllm.v1.core.sched.request_queue import FCFSRequestQueue
 from vllm_rbln.distributed.ec_transfer.ec_connector import rbln_ec_nixl_connector as vendor
 
 from .channel import Listener, Speaker, socket_path
 from .check import Level, Verdict, decide, versions
-from .consumer import GuardConsumer
 from .events import Events
 from .log import logger
 from .notes import Board
-from .producer import GuardProducer
-from .scheduling import GuardScheduler
 from .settings import Settings
 from .wrap import install
 
@@ -53,16 +50,8 @@ class EcconGuardConnector(vendor.RblnECNixlConnector):  # type: ignore[misc]  # 
         else:
             ECConnectorBase.__init__(self, vllm_config=vllm_config, role=role)
             events = Events(settings.events, settings.name, verdict.level)
-            if is_scheduler:
-                self._impl = GuardScheduler(
-                    vllm_config, role, settings, Listener(path), Board(), events, verdict.level
-                )
-                if verdict.level == "wrap":
-                    install(_scheduler_class(vllm_config))
-            else:
-                worker = GuardConsumer if transfer.ec_role == "ec_consumer" else GuardProducer
-                self._impl = worker(vllm_config, role, settings, Speaker(path), events)
-                events.tell("level", text=verdict.reason)
+            make = _scheduler_half if is_scheduler else _worker_half
+            self._impl = make(vllm_config, role, settings, path, events, verdict)
         if is_scheduler:
             _announce(verdict, transfer.ec_role)
         logger.info("EcconGuardConnector created (role=%s)", role.name)
@@ -99,12 +88,39 @@ class EcconGuardConnector(vendor.RblnECNixlConnector):  # type: ignore[misc]  # 
         self._impl.shutdown()
 
 
+# These halves import what the check looks for: late, so that a vendor that lacks it can still be loaded.
+
+
+def _scheduler_half(
+    vllm_config: Any, role: ECConnectorRole, settings: Settings, path: Path, events: Events, verdict: Verdict
+) -> Any:
+    from .scheduling import GuardScheduler  # noqa: PLC0415
+
+    if verdict.level == "wrap":
+        install(_scheduler_class(vllm_config))
+    return GuardScheduler(vllm_config, role, settings, Listener(path), Board(), events, verdict.level)
+
+
+def _worker_half(
+    vllm_config: Any, role: ECConnectorRole, settings: Settings, path: Path, events: Events, verdict: Verdict
+) -> Any:
+    from .consumer import GuardConsumer  # noqa: PLC0415
+    from .producer import GuardProducer  # noqa: PLC0415
+
+    worker = GuardConsumer if vllm_config.ec_transfer_config.ec_role == "ec_consumer" else GuardProducer
+    made = worker(vllm_config, role, settings, Speaker(path), events)
+    events.tell("level", text=verdict.reason)
+    return made
+
+
 def _scheduler_class(vllm_config: Any) -> Any:
     return vllm_config.scheduler_config.get_scheduler_cls()
 
 
 def _verdict(vllm_config: Any, settings: Settings) -> Verdict:
     try:
+        from vllm.v1.core.sched.request_queue import FCFSRequestQueue  # noqa: PLC0415
+
         return decide(
             settings,
             versions(),

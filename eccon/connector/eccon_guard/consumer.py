@@ -117,6 +117,7 @@ class GuardConsumer(RblnECNixlConnectorWorker):  # type: ignore[misc]  # vLLM is
     def start_load_caches(self, encoder_cache: dict[str, Any], blocking: bool = True, **_: object) -> None:  # noqa: ARG002  the vendor's signature
         """Hand over finished tensors; what is missing all the same becomes zeros, and its request fails."""
         metadata = self._get_connector_metadata()
+        self._store.want(getattr(metadata, "wanted", ()))
         deadline = time.monotonic() + (0.0 if getattr(metadata, "gated", False) else self._guard.wait_s)
         for item in metadata.mm_datas_to_load:
             mm_hash = item.mm_hash

@@ -4,13 +4,12 @@ On an encoder: lets it pass when the way to the PD is open, and says in its answ
 """
 
 import time
-from collections import OrderedDict
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from vllm.distributed.ec_transfer.ec_connector.example_connector import MMMeta
 from vllm_rbln.distributed.ec_transfer.ec_connector.rbln_ec_nixl_connector import (
     ECNixlConnectorMetadata,
+    MMMeta,
     RblnECNixlConnectorScheduler,
 )
 
@@ -29,7 +28,8 @@ __all__ = ["GuardMetadata", "GuardScheduler"]
 
 IDLE_S = 0.002
 """Rest of an engine's step in which nothing runs but something waits: without it such steps fill a core."""
-ANSWERS = 4096
+WANTED_EVERY_S = 2.0
+"""How often the worker is told anew what unfinished requests want."""
 LINK = "the way to the PD"
 
 
@@ -41,6 +41,8 @@ class GuardMetadata(ECNixlConnectorMetadata):  # type: ignore[misc]  # vLLM is n
     """Whether no request passes before its items are there: then nothing is to be waited for."""
     step_hashes: list[str] = field(default_factory=list)
     """Encoder: items of the requests that begin in this step."""
+    wanted: tuple[str, ...] = ()
+    """PD, now and then: items of requests that have not ended; their time in the store begins anew."""
 
 
 class GuardScheduler(RblnECNixlConnectorScheduler):  # type: ignore[misc]
@@ -66,7 +68,9 @@ class GuardScheduler(RblnECNixlConnectorScheduler):  # type: ignore[misc]
         self._asked: dict[str, dict[str, int]] = {}
         self._users: dict[str, set[str]] = {}
         self._used: dict[str, set[str]] = {}
-        self._answers: OrderedDict[str, dict[str, Any] | None] = OrderedDict()
+        self._wanted: dict[str, tuple[str, ...]] = {}
+        self._wanted_at = 0.0
+        self._answered: tuple[Any, dict[str, Any] | None] = (None, None)
 
     # a request may be scheduled?
 
@@ -92,6 +96,7 @@ class GuardScheduler(RblnECNixlConnectorScheduler):  # type: ignore[misc]
                 if reason or not self._board.staged(feature.identifier):
                     missing.append(feature.identifier)
         request_id = request.request_id
+        self._want(request)
         if missing and self._gate.first_seen(request_id):
             self._events.tell("defer", "" if missing[0] == LINK else missing[0], text=request_id)
         wait_s = request_wait(getattr(request, "ec_transfer_params", None), self._settings.wait_s)
@@ -114,15 +119,22 @@ class GuardScheduler(RblnECNixlConnectorScheduler):  # type: ignore[misc]
                 for request_id in self._users.get(note.mm_hash, ()):
                     self._gate.fail(request_id, f"{note.mm_hash} was missing in its step: {note.text}")
 
+    def _want(self, request: Any) -> None:
+        if self.is_consumer and request.request_id not in self._wanted:
+            self._wanted[request.request_id] = tuple(f.identifier for f in request.mm_features)
+
     # what a step's worker is told
 
+    @calm(lambda: None)
     def update_state_after_alloc(self, request: Any, index: int) -> None:
         """An item is to be loaded in this step, or, as vllm-rbln does it, in a later one."""
         if self.is_consumer:
+            self._want(request)
             feature = request.mm_features[index]
             asked = self._asked.setdefault(request.request_id, {})
             asked[feature.identifier] = request.get_num_encoder_embeds(index)
 
+    @calm(GuardMetadata)
     def build_connector_meta(self, scheduler_output: Any) -> GuardMetadata:
         """Items of the requests that are scheduled in this step; those of mere waiters are not loaded."""
         meta = GuardMetadata(gated=self._gated)
@@ -138,6 +150,9 @@ class GuardScheduler(RblnECNixlConnectorScheduler):  # type: ignore[misc]
             meta.step_hashes = [
                 f.identifier for new in scheduler_output.scheduled_new_reqs for f in new.mm_features or ()
             ]
+        if self._wanted and (now := time.monotonic()) - self._wanted_at > WANTED_EVERY_S:
+            self._wanted_at = now
+            meta.wanted = tuple({h for hashes in self._wanted.values() for h in hashes})
         if self._gate.waiting and not scheduler_output.total_num_scheduled_tokens:
             time.sleep(IDLE_S)
         return meta
@@ -148,21 +163,20 @@ class GuardScheduler(RblnECNixlConnectorScheduler):  # type: ignore[misc]
     def request_finished(self, request: Any) -> tuple[bool, dict[str, Any] | None]:
         """What the answer carries as `ec_transfer_params`. vllm-rbln asks twice and keeps the second."""
         request_id = request.request_id
-        if request_id in self._answers:
-            return False, self._answers[request_id]
+        if request is self._answered[0]:
+            return False, self._answered[1]
         self._listen()
         told = self._outcomes(request) if self.is_producer else self._placeholders(request_id)
         self._gate.forget(request_id)
         self._asked.pop(request_id, None)
+        self._wanted.pop(request_id, None)
         for mm_hash in self._used.pop(request_id, ()):
             users = self._users.get(mm_hash, set())
             users.discard(request_id)
             if not users:
                 self._users.pop(mm_hash, None)
         answer = {"ec_guard": told} if told else None
-        self._answers[request_id] = answer
-        if len(self._answers) > ANSWERS:
-            self._answers.popitem(last=False)
+        self._answered = request, answer
         return False, answer
 
     def _outcomes(self, request: Any) -> dict[str, str]:

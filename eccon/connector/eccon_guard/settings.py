@@ -32,7 +32,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     staging_bytes: int = 8 * 2**30
     """Tensors kept on the PD; beyond, the oldest go, those already used first."""
     staged_ttl_s: float = 60.0
-    """How long the PD keeps an item."""
+    """How long the PD keeps an item that no request wants; a request that is queued or runs wants its own.
+
+    vLLM's own scheduler asks only for the first of its queue: those behind it do not count there."""
     name: str = ""
     """Who speaks in the events: as the supervisor calls this process."""
     events: str = ""

@@ -1,4 +1,4 @@
-"""Tensors that the PD has pulled: bounded by age and bytes, those already used go first.
+"""Tensors that the PD has pulled: bounded by bytes, those already used first; what nobody wants goes by age.
 
 An item that is let go is announced first and freed a little later: the scheduler may have let a request pass
 that needs it before the announcement came.
@@ -6,7 +6,7 @@ that needs it before the announcement came.
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 __all__ = ["Store"]
@@ -72,6 +72,15 @@ class Store:
             entry.at = self._clock()
             entry.used = False
             return True
+
+    def want(self, hashes: Iterable[str]) -> None:
+        """Requests that have not ended want these: their time begins anew."""
+        with self._lock:
+            now = self._clock()
+            for mm_hash in hashes:
+                entry = self._entries.get(mm_hash)
+                if entry is not None and entry.condemned_at is None:
+                    entry.at = now
 
     def __contains__(self, mm_hash: str) -> bool:
         with self._lock:
