@@ -17,7 +17,7 @@ from eccon_proxy.log import logger
 from eccon_proxy.pd import Forward
 from eccon_proxy.requestid import new_id, usable
 from eccon_proxy.schema import Outcome
-from eccon_proxy.sse import StreamTap, error_event, tokens
+from eccon_proxy.sse import StreamTap, before_end, error_event, tokens
 from eccon_proxy.upstream import Response, UpstreamError
 
 if TYPE_CHECKING:
@@ -307,6 +307,9 @@ class Exchange:
                 total += len(data)
                 if tap is not None:
                     tap.feed(data)
+                    if tap.spoilt:
+                        event = error_event(upstream_failure(tap.spoilt, code="item_lost").body)
+                        data, tap.spoilt = before_end(data, event), ""
                 await send({"type": "http.response.body", "body": data, "more_body": True})
         finally:
             self.core.metrics.relay_bytes.add(by=total)

@@ -4,11 +4,12 @@ import re
 
 from eccon_proxy.guard import placeholder
 
-__all__ = ["StreamTap", "error_event", "tokens"]
+__all__ = ["StreamTap", "before_end", "error_event", "tokens"]
 
 CAP = 64 * 1024
 """Bytes of an unfinished event that are looked at; of a longer one only the beginning."""
 TAIL = 4096
+END = b"data: [DONE]"
 _USAGE = re.compile(rb'"(prompt|completion)_tokens"\s*:\s*(\d{1,12})')
 _FINISH = re.compile(rb'"finish_reason"\s*:\s*"')
 _ERROR = re.compile(rb'(?:^|[\r\n])data:\s*\{\s*"error"\s*:\s*(?!null)')
@@ -17,7 +18,7 @@ _ERROR = re.compile(rb'(?:^|[\r\n])data:\s*\{\s*"error"\s*:\s*(?!null)')
 class StreamTap:
     """Notes an error event, and the last read that tells usage: it may come some events before the end."""
 
-    __slots__ = ("_finished", "_open", "_usage", "_watch_end", "error")
+    __slots__ = ("_finished", "_open", "_usage", "_watch_end", "error", "spoilt")
 
     def __init__(self, *, watch_end: bool = False) -> None:
         self._watch_end = watch_end
@@ -26,6 +27,8 @@ class StreamTap:
         """The beginning of an event whose end has not come."""
         self._usage = b""
         self.error = ""
+        self.spoilt = ""
+        """With a guarded PD: what is wrong with this read, which the PD itself does not say."""
 
     def feed(self, data: bytes) -> None:
         """Look at the next bytes."""
@@ -47,9 +50,10 @@ class StreamTap:
         """With a guarded PD: an end without a reason is a failure, and so are zeros in place of an item."""
         self._finished = self._finished or _FINISH.search(data) is not None
         if placeholder(data):
-            self.error = "The PD answered with zeros in place of an item"
-        elif not self._finished and b"data: [DONE]" in data:
-            self.error = "The PD ended the stream without a finish_reason"
+            self.spoilt = "The PD answered with zeros in place of an item"
+        elif not self._finished and END in data:
+            self.spoilt = "The PD ended the stream without a finish_reason"
+        self.error = self.spoilt
 
     def usage(self) -> dict[bytes, int]:
         """Prompt and completion tokens, if the stream said them."""
@@ -59,6 +63,12 @@ class StreamTap:
 def tokens(body: bytes) -> dict[bytes, int]:
     """Token counts in the last bytes of an answer, by `prompt` and `completion`."""
     return {m.group(1): int(m.group(2)) for m in _USAGE.finditer(body[-TAIL:])}
+
+
+def before_end(data: bytes, event: bytes) -> bytes:
+    """A read of a stream with an event of ours before its `[DONE]`, or after it all when it has none."""
+    at = data.rfind(END)
+    return data + event if at < 0 else data[:at] + event + data[at:]
 
 
 def error_event(error: bytes) -> bytes:

@@ -150,17 +150,21 @@ async def test_zeros_in_place_of_an_item_are_an_error(cluster: Cluster, streamed
     assert reply.error(502)["code"] == "item_lost"
 
 
-async def test_an_end_without_a_reason_after_content_is_noted(cluster: Cluster) -> None:
+@pytest.mark.parametrize("split", [False, True])
+async def test_an_end_without_a_reason_after_content_is_an_error(cluster: Cluster, split: bool) -> None:
     all_guarded(cluster)
-    cluster.pd.then(stream(ROLE, event("a"), DONE))
+    pieces = (ROLE, event("a"), DONE) if split else (ROLE, event("a") + DONE)
+    cluster.pd.then(stream(*pieces))
     reply = await cluster.proxy.chat(body_of(image(1), text(), stream=True), {"x-request-id": "no-reason"})
-    assert reply.body == ROLE + event("a") + DONE  # it is out already: not tried again
+    *before, told, done = [e for e in reply.body.split(b"\n\n") if e.strip()]
+    assert b"\n\n".join([*before, b""]) == ROLE + event("a")
+    message = "The PD ended the stream without a finish_reason"
+    error = json.loads(told.strip().removeprefix(b"data: "))["error"]
+    assert (error["message"], error["code"], error["type"]) == (message, "item_lost", "upstream_error")
+    assert done + b"\n\n" == DONE
     trace = await cluster.proxy.trace("no-reason")
-    assert (trace.outcome, trace.error) == (
-        "upstream_error",
-        "The PD ended the stream without a finish_reason",
-    )
-    assert len(cluster.pd.calls) == 1
+    assert (trace.outcome, trace.error) == ("upstream_error", message)
+    assert len(cluster.pd.calls) == 1  # it is out already: not tried again
 
 
 async def test_without_a_guard_nothing_is_held_or_tried_again(cluster: Cluster) -> None:
