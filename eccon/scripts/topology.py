@@ -61,7 +61,7 @@ def toml(commands: Iterable[Command], *, name: str) -> Found:
     """
     commands = list(commands)
     notes: list[str] = []
-    serves = [s for c in commands if (s := _serve(c, notes)) is not None]
+    serves = _once([s for c in commands if (s := _serve(c, notes)) is not None], notes)
     proxies = [flags for c in commands if (flags := _proxy(c)) is not None]
     pds, encoders = [s for s in serves if s.is_pd], [s for s in serves if not s.is_pd]
     if not pds or not encoders:
@@ -77,6 +77,20 @@ def toml(commands: Iterable[Command], *, name: str) -> Found:
         notes.append("no proxy was found: eccon-proxy gets the guide's port 19000")
     text = "\n".join(_lines(name, pd, encoders, proxies[0] if proxies else {}, notes))
     return Found(text + "\n", tuple(notes))
+
+
+def _once(serves: list[_Serve], notes: list[str]) -> list[_Serve]:
+    """Without those that are there again: a guide shows a command, and then a script with the same one."""
+    kept: dict[tuple[str, int], _Serve] = {}
+    for s in serves:
+        first = kept.setdefault((s.host, s.port), s)
+        if first is s:
+            continue
+        if msgspec.structs.replace(s, where=first.where) != first:
+            msg = f"{first.where} and {s.where} start two different servers on port {s.port}"
+            raise ScriptError(msg)
+        notes.append(f"{s.where}: port {s.port} again, the same as {first.where}: it counts once")
+    return list(kept.values())
 
 
 def _serve(command: Command, notes: list[str]) -> _Serve | None:

@@ -182,6 +182,16 @@ def test_what_one_encoder_differs_in_is_an_override(tmp_path: Path) -> None:
     assert t.encoders.devices == [1, 5]
 
 
+def test_the_same_command_and_script_count_once(tmp_path: Path) -> None:
+    write(tmp_path, a_pd=PD, b_loop=ENCODERS, c_both=PD.replace("exec ", "") + ENCODERS)
+    found = toml(commands(tmp_path), name="t")
+    assert "count = 8" in found.text
+    assert "override" not in found.text
+    again = [n for n in found.notes if "it counts once" in n]
+    assert len(again) == 9
+    assert again[0] == "c_both.sh:7: port 19100 again, the same as a_pd.sh:7: it counts once"
+
+
 def test_differences_that_break_silently_are_told(tmp_path: Path) -> None:
     write(tmp_path, pd=PD.replace("802816", "400000"), encoders=ENCODERS.replace("Qwen3", "./Qwen3"))
     _, notes = topology(tmp_path, {"N": "1", "LLM_HOST": "h"})
@@ -194,7 +204,8 @@ def test_differences_that_break_silently_are_told(tmp_path: Path) -> None:
     [
         ("echo hello\n", "no `vllm serve` of the PD"),
         (PD, "no `vllm serve` of an encoder"),
-        (PD + "\n" + PD + ENCODERS, "2 PDs are started"),
+        (PD + "\n" + PD.replace("19100", "19200") + ENCODERS, "2 PDs are started"),
+        (PD + "\n" + PD.replace("802816", "401408") + ENCODERS, "two different servers on port 19100"),
         (PD.replace("19100", "$PORTS") + ENCODERS, r"all.sh:7: --port is '': no port"),
         ('echo "never\nclosed', 'line 1: the quote " is never closed'),
         ("for i in 1; do echo", "expected 'done'"),
