@@ -226,7 +226,8 @@ class Process(msgspec.Struct, frozen=True, kw_only=True):
     """Its devices, in the order of their numbers; empty without the vendor's tool."""
     connector: ConnectorCounts | None = None
     guard: str = ""
-    """Level of the guarded connector in force: "gate", "wrap", "hooks" or "vendor"; empty: not guarded."""
+    """Level of the guarded connector in force: "gate", "wrap", "hooks" or "vendor"; "off": the vendor's
+    connector runs without it; empty: not told yet, or another connector."""
     milestones: tuple[tuple[str, float], ...] = ()
     """Steps of its start in their order, each with the seconds from its begin."""
     env: tuple[tuple[str, str], ...] = ()

@@ -36,8 +36,10 @@ async def doctor(file: str | None, as_json: bool, everything: bool, smoke: bool,
     topology = config.load(config.find(file))
     paths = for_cluster(topology.name, create=False)
     client = Client(paths.control_socket)
-    pids, daemon = await _running(client)
-    evidence = await asyncio.to_thread(gather.evidence, topology, paths, our_pids=pids, daemon_pid=daemon)
+    pids, daemon, guards = await _running(client)
+    evidence = await asyncio.to_thread(
+        gather.evidence, topology, paths, our_pids=pids, daemon_pid=daemon, guards=guards
+    )
     findings = examine(evidence)
     if smoke:
         from eccon.doctor.smoke import smoke as send  # noqa: PLC0415  as above
@@ -55,12 +57,12 @@ async def doctor(file: str | None, as_json: bool, everything: bool, smoke: bool,
     return exit_code(findings)
 
 
-async def _running(client: Client) -> tuple[set[int], int | None]:
-    """Every process of the cluster that runs, and its daemon's pid; nothing when it is down."""
+async def _running(client: Client) -> tuple[set[int], int | None, list[tuple[str, str]]]:
+    """Every process of the cluster that runs, its daemon, levels of the guard; nothing when it is down."""
     try:
         state = await client.state()
     except (NotRunning, ControlError):
-        return set(), None
+        return set(), None, []
     pids: set[int] = set()
     for process in state.processes:
         if process.pid is None:
@@ -69,7 +71,8 @@ async def _running(client: Client) -> tuple[set[int], int | None]:
             pids |= {process.pid, *(p.pid for p in psutil.Process(process.pid).children(recursive=True))}
         except psutil.Error:
             continue
-    return pids, state.cluster.daemon_pid or None
+    guards = [(p.name, p.guard) for p in state.processes if p.guard and p.pid is not None]
+    return pids, state.cluster.daemon_pid or None, guards
 
 
 def _print(findings: Iterable[Finding]) -> None:

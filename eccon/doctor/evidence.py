@@ -111,6 +111,8 @@ class Evidence(msgspec.Struct, frozen=True, kw_only=True):
     our_pids: frozenset[int] = frozenset()
     """Processes of this cluster that run now."""
     running: bool = False
+    guards: tuple[tuple[str, str], ...] = ()
+    """Level of the guarded connector in each process that has told it: see `eccon.model.Process.guard`."""
     ports: tuple[Port, ...] = ()
     host: Host = Host()
     login: Login = Login()

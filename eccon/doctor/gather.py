@@ -30,9 +30,16 @@ STA_UNSYNC = 0x40
 
 
 def evidence(
-    topology: Topology, paths: ClusterPaths, *, our_pids: Iterable[int] = (), daemon_pid: int | None = None
+    topology: Topology,
+    paths: ClusterPaths,
+    *,
+    our_pids: Iterable[int] = (),
+    daemon_pid: int | None = None,
+    guards: Iterable[tuple[str, str]] = (),
 ) -> Evidence:
-    """All of it. `our_pids` are the processes of this cluster that run now, `daemon_pid` its daemon."""
+    """All of it. `our_pids` are the processes of this cluster that run now, `daemon_pid` its daemon, `guards`
+    the levels that they tell.
+    """
     specs = tuple(launch.everything(topology, paths))
     devices, problem = _devices(topology.devices.kind)
     ours = frozenset(our_pids)
@@ -51,6 +58,7 @@ def evidence(
         refused_nodes=frozenset(n for n, usable in there.items() if not usable),
         our_pids=ours,
         running=bool(ours),
+        guards=tuple(guards),
         ports=tuple(port_holders(specs, ours)),
         host=host(paths),
         login=login(daemon_pid),

@@ -21,6 +21,8 @@ STEPS: dict[str, Step] = {
 }
 SENDERS = 1024
 LEVEL = re.compile(rb"EC guard: level=(gate|wrap|hooks|vendor)\b")
+UNGUARDED = b"RblnECNixlConnector created (role="
+"""Of the vendor's own; below the guard too when that has stepped down to it, and says so right after."""
 
 
 class Event(msgspec.Struct, frozen=True, kw_only=True):
@@ -60,11 +62,11 @@ def item(event: Event) -> ItemEvent | None:
 
 
 def level(lines: bytes) -> str | None:
-    """The level that a log tells last; None when it tells none."""
-    if b"EC guard: level=" not in lines:
-        return None
-    found = LEVEL.findall(lines)
-    return found[-1].decode() if found else None
+    """The level that a log tells last, "off" when the vendor's connector runs by itself; None: not told."""
+    if b"EC guard: level=" in lines and (found := LEVEL.findall(lines)):
+        told: bytes = found[-1]
+        return told.decode()
+    return "off" if UNGUARDED in lines else None
 
 
 class Gaps:

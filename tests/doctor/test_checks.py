@@ -118,6 +118,22 @@ def test_nothing_is_wrong_where_nothing_is(good: Evidence) -> None:
     assert {"shm", "cpus", "disk", "clock", "login", "exposed", "connector-bounds"} <= spoken
 
 
+def test_the_level_of_the_guard_in_each_process(good: Evidence) -> None:
+    def told(*guards: tuple[str, str]) -> list[tuple[str, str]]:
+        findings = examine(but(good, guards=guards))
+        return [(f.severity, f.text.partition(":")[0]) for f in findings if f.check == "guard-level"]
+
+    assert told() == []
+    assert told(("pd", "wrap"), ("encoder-0", "wrap"), ("encoder-1", "vendor")) == [
+        ("info", "wrap in pd, encoder-0"),
+        ("warning", "vendor in encoder-1"),
+    ]
+    assert told(("pd", "hooks"), ("encoder-0", "off")) == [
+        ("warning", "hooks in pd"),
+        ("info", "off in encoder-0"),
+    ]
+
+
 def test_an_error_is_told_by_the_exit_code() -> None:
     assert exit_code([warn("a", "b", advice="c")]) == 0
     assert exit_code([warn("a", "b", advice="c"), bad("a", "b", advice="c")]) == 1

@@ -38,6 +38,9 @@ def test_the_level_in_force_is_on_the_board_and_transfers_come_from_events(guard
     )
     assert {p["guard"] for p in state["processes"] if p["role"] != "proxy"} == {"gate"}
     assert state["cluster"].get("lost_guard_events", 0) == 0
+    told = json.loads(guarded.eccon("doctor", "--json", code=None).stdout)
+    levels = [f["text"].partition(":")[0] for f in told if f["check"] == "guard-level"]
+    assert levels == ["gate in pd, encoder-0, encoder-1"]
     counts = [p["transfer"]["total"]["count"] for p in state["processes"] if p["role"] == "encoder"]
     assert sum(counts) == len(samples())  # once each, though the log tells the same
 

@@ -58,6 +58,9 @@ def test_the_level_in_a_log() -> None:
     assert level(line % b"wrap") == "wrap"
     assert level(line % b"wrap" + line % b"vendor") == "vendor"
     assert level(line % b"unheard-of") is None
+    vendors = b"(Worker pid=1) 1.5 INFO 1 MainThread x:1 RblnECNixlConnector created (role=WORKER)\n"
+    assert level(vendors) == "off"
+    assert level(vendors + line % b"vendor") == "vendor"
 
 
 @pytest_asyncio.fixture

@@ -15,6 +15,7 @@ GUARD = {
     "wrap": "on, by wrapping the scheduler: a lost image fails its request alone",
     "hooks": "partly: a lost image stalls the engine for seconds, then fails its request",
     "vendor": "off: the guard found a version it does not know",
+    "off": "off: an encoder that crashes at the wrong moment takes the PD along",
 }
 
 

@@ -15,6 +15,7 @@ CHECKS: tuple[Callable[[Evidence], Iterator[Finding]], ...] = (
     packages.same_versions,
     packages.transport,
     packages.guard,
+    packages.guard_levels,
     devices.tool_and_driver,
     devices.present,
     devices.free_and_grouped,

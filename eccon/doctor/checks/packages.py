@@ -8,7 +8,15 @@ from eccon.launch import guard as guarding
 from eccon.launch.connectors import RBLN_CONNECTOR
 from eccon.launch.versions import number
 
-__all__ = ["guard", "package_pairs", "package_versions", "python_versions", "same_versions", "transport"]
+__all__ = [
+    "guard",
+    "guard_levels",
+    "package_pairs",
+    "package_versions",
+    "python_versions",
+    "same_versions",
+    "transport",
+]
 
 PYTHONS = ((3, 10), (3, 13))
 FIRST_WITH_CONNECTOR = (0, 10, 3)
@@ -144,3 +152,27 @@ def guard(e: Evidence) -> Iterator[Finding]:
         advice = 'drain before you stop an encoder (`eccon restart` does), or set connector.guard = "on"'
         text = "the connector is not guarded: an encoder that crashes with items staged takes the PD along"
         yield note("guard", text, evidence, advice)
+
+
+LEVELS = {
+    "gate": "vLLM asks the guard before it schedules; a lost image fails its request alone",
+    "wrap": "the scheduler is wrapped to ask the guard; a lost image fails its request alone",
+    "hooks": "a lost image stalls the engine for connector.guard_wait_s, then fails its request",
+    "vendor": "the guard stepped down to the vendor's connector; a lost image ends the PD",
+    "off": "the vendor's connector, not guarded; a lost image ends the PD",
+}
+"""What each level means to a request."""
+
+
+def guard_levels(e: Evidence) -> Iterator[Finding]:
+    """What of the guard is in force in the processes that run."""
+    for level, meaning in LEVELS.items():
+        names = [name for name, told in e.guards if told == level]
+        if not names:
+            continue
+        text = f"{level} in {', '.join(names)}: {meaning}"
+        if level in {"hooks", "vendor"}:
+            advice = "`eccon logs NAME | grep 'EC guard'` says why; run the versions that it was proven with"
+            yield warn("guard-level", text, advice=advice)
+        else:
+            yield note("guard-level", text)
