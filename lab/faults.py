@@ -6,21 +6,26 @@ whether anybody died is seen afterwards.
 
 import signal
 import threading
+import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 from lab.world import Room, World, picture
-from tests.contract.client import fresh, part, png, text
+from tests.contract.client import ask, fresh, part, png, text
 from tests.contract.target import Server, until
 
 __all__ = ["FAULTS", "Fault"]
 
 
 _PLAIN = Room()
+ANSWERED = '"POST /v1/chat/completions HTTP/1.1" 200'
+"""In a server's log."""
+KEPT_S = 2.0
+"""How long an encoder keeps an item, where it keeps it briefly."""
 
 
 @dataclass(frozen=True)
@@ -96,14 +101,15 @@ def uuid_used_twice(world: World) -> None:
 
 
 def chat_goes_on(world: World) -> None:
-    """A chat returns to its first picture after others have had its place in the encoder's memory.
+    """A chat returns to its first picture after others, one of which has its place in the encoder's memory.
 
-    So many that the PD has let go of it (five of 768 tokens fill its cache), and the encoder has not.
+    Two of 768 tokens fill either side's cache here. So the PD has let go of the first after three others;
+    its encoder, which saw one of them, still has it, and does not push it again.
     """
     first = picture(1024, 768)
     expected = world.truth(first)
     world.ask([part(None, first), text()], expected=expected)
-    for _ in range(5):
+    for _ in range(3):
         world.ask([part(None, picture(1024, 768)), text()])
     for _ in range(2):
         world.ask([part(None, first), text()], expected=expected)
@@ -133,12 +139,11 @@ def encoder_hangs(world: World) -> None:
 
 def _between_push_and_pull(world: World, act: Callable[[Server], None]) -> None:
     """A small and a large picture in one request: `act` on the encoder that has answered before the other."""
-    answered = '"POST /v1/chat/completions HTTP/1.1" 200'
-    before = [e.log().count(answered) for e in world.encoders]
+    before = [e.log().count(ANSWERED) for e in world.encoders]
 
     def pushed() -> list[Server]:
         pairs = zip(world.encoders, before, strict=True)
-        return [e for e, n in pairs if e.log().count(answered) > n]
+        return [e for e, n in pairs if e.log().count(ANSWERED) > n]
 
     struck = threading.Event()
 
@@ -177,7 +182,7 @@ def encoder_stopped(world: World) -> None:
 
 
 def too_many_items(world: World) -> None:
-    """Six users with three pictures each, where the PD pulls four items a step."""
+    """Six users with three pictures each, where the PD pulls three items a step."""
     contents = [[*(part(None, picture()) for _ in range(3)), text()] for _ in range(6)]
     with ThreadPoolExecutor(6) as pool:
         world.beside(lambda: [*pool.map(world.ask, contents)])
@@ -190,8 +195,49 @@ def encoder_full(world: World) -> None:
         world.beside(lambda: [*pool.map(world.ask, contents)])
 
 
-_FEW_PULLS = Room(pd={"max_concurrent_pulls": 4}, flags=("--pd-items", "4"))
+def item_waits(world: World) -> None:
+    """Of two pictures one waits for the other, whose encoder pauses; its own encoder goes on working."""
+    quick, slow = world.encoders
+    answered = quick.log().count(ANSWERED)
+    slow.signal(signal.SIGSTOP, everyone=True)
+
+    def pause() -> None:
+        try:
+            until(lambda: quick.log().count(ANSWERED) > answered, 60, "no encoder answers")
+            time.sleep(KEPT_S + 1)
+            # What is too old goes when another is taken in.
+            assert ask(quick, [part(fresh())], max_tokens=1).status == 200
+        finally:
+            slow.signal(signal.SIGCONT, everyone=True)
+
+    pausing = threading.Thread(target=pause)
+    pausing.start()
+    pair = [part(None, picture(64, 64)), part(None, picture(64, 64)), text()]
+    world.beside(lambda: world.ask(pair))
+    pausing.join()
+
+
+def model_by_another_path(world: World) -> None:
+    """The literal path is in an item's name."""
+    _typed(world, part(None, picture()))
+
+
+def pd_away(world: World) -> None:
+    """140 users send a picture each while there is no PD, which comes back; then two more."""
+    contents = [[part(None, picture(64, 64)), text()] for _ in range(142)]
+    world.pd.destroy()
+    with ThreadPoolExecutor(140) as pool:
+        asked = [pool.submit(world.ask, content) for content in contents[2:]]
+        wait(asked, timeout=20)
+        world.restart_pd()
+        world.beside(lambda: wait(asked))
+    for content in contents[:2]:
+        world.ask(content)
+
+
+_FEW_PULLS = Room(pd={"max_concurrent_pulls": 3}, flags=("--pd-items", "3"))
 _FEW_KEPT = Room(encoder={"producer_cache_capacity": 2}, flags=("--staged-items", "2"))
+_BRIEFLY_KEPT = Room(encoder={"producer_cache_ttl_s": KEPT_S}, flags=("--staged-age", str(KEPT_S * 0.75)))
 
 FAULTS = (
     Fault("part-without-type", "an image part without `type`", part_without_type),
@@ -199,11 +245,16 @@ FAULTS = (
     Fault("processor-kwargs", "`mm_processor_kwargs` in the request", processor_kwargs),
     Fault("changing-url", "an image URL whose content changes", changing_url),
     Fault("uuid-used-twice", "a client's uuid on four different images", uuid_used_twice),
-    Fault("chat-goes-on", "an image sent again after five others", chat_goes_on),
+    Fault("chat-goes-on", "an image sent again after three others", chat_goes_on),
     Fault("pd-restarted", "an image sent again after the PD was restarted", pd_restarted),
     Fault("encoder-hangs", "an idle encoder stops answering", encoder_hangs),
     Fault("encoder-stopped", "an encoder hangs after its push", encoder_stopped),
     Fault("encoder-killed", "an encoder is killed after its push", encoder_killed),
     Fault("too-many-items", "more items at once than the PD pulls in a step", too_many_items, _FEW_PULLS),
     Fault("encoder-full", "more items at once than an encoder keeps", encoder_full, _FEW_KEPT),
+    Fault(
+        "item-waits", "an image waits for another longer than its encoder keeps it", item_waits, _BRIEFLY_KEPT
+    ),
+    Fault("model-path", "encoders name the model by another path", model_by_another_path, Room(detour="/.")),
+    Fault("pd-away", "images while the PD is away: the 65th blocks an encoder", pd_away),
 )

@@ -4,6 +4,7 @@ import contextlib
 import itertools
 import os
 import sys
+import time
 from abc import ABC, abstractmethod
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -101,12 +102,11 @@ class Proxy(Front):
 
 
 def _asked(server: Server, payload: object) -> Asked:
+    began = time.monotonic()
     try:
         reply = post(server, payload, timeout=PATIENCE_S)
-    except TimeoutError:
-        return Asked(0, PATIENCE_S)
     except (HTTPException, OSError):
-        return Asked(0, 0.0)
+        return Asked(0, time.monotonic() - began)
     return Asked(reply.status, reply.seconds, reply)
 
 
@@ -125,7 +125,10 @@ class Guide(Proxy):
 
 
 class Eccon(Proxy):
-    """eccon-proxy as it is, told only how much room the connector has where that is not the default."""
+    """eccon-proxy as it is, told only how much room the connector has where that is not the default.
+
+    Whether the connector is guarded it hears from the encoders.
+    """
 
     name = "eccon"
 

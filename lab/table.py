@@ -2,7 +2,8 @@
 
     python -m lab.table run --front guide --guide GUIDE.md --out guide.json
     python -m lab.table run --front eccon --out eccon.json
-    python -m lab.table show guide.json eccon.json
+    python -m lab.table run --front guarded --out guarded.json
+    python -m lab.table show guide.json eccon.json guarded.json
 
 A run starts real vLLM (the lab in ECCON_LAB), a PD and two encoders, and takes about a minute a fault. What
 is in the output file already is not run again.
@@ -20,12 +21,18 @@ from typing import Any
 from lab.faults import FAULTS, Fault
 from lab.fronts import ByHand, Eccon, Front, Guide
 from lab.world import Outcome, World
+from tests.connector.guarded import GuardedLab
 from tests.contract.target import LabTarget
 
 STALL_S = 20.0
 """From here on somebody else's one-token request has been stalled. It takes 0.06 s on an idle machine; a PD
 that misses an item holds it for 30 s."""
-TITLES = {"by hand": "no proxy", "guide": "the guide's proxy", "eccon": "eccon-proxy"}
+TITLES = {
+    "by hand": "no proxy",
+    "guide": "the guide's proxy",
+    "eccon": "eccon-proxy",
+    "guarded": "eccon-proxy, guarded connector",
+}
 
 
 def main() -> None:
@@ -60,7 +67,8 @@ def measure(name: str, guide: Path | None, out: Path, faults: Sequence[Fault], s
     results: dict[str, Any] = json.loads(out.read_text()) if out.exists() else {"front": name, "faults": {}}
     end = time.monotonic() + seconds
     with tempfile.TemporaryDirectory(prefix="eccon-faults-") as directory:
-        target = LabTarget(Path(directory))
+        target = (GuardedLab if name == "guarded" else LabTarget)(Path(directory))
+        results["connector"] = target.connector()["ec_connector"]
         world = World(target, _front(name, guide, target))
         try:
             for fault in faults:
@@ -81,7 +89,7 @@ def _front(name: str, guide: Path | None, target: LabTarget) -> Front:
     if name == "guide":
         assert guide is not None
         return Guide(target.directory, target, guide)
-    return Eccon(target.directory) if name == "eccon" else ByHand()
+    return ByHand() if name == "by hand" else Eccon(target.directory)
 
 
 def table(files: Sequence[Path]) -> str:
@@ -117,7 +125,8 @@ def cell(o: Outcome) -> str:
         said.append(f"**{o.wrong} wrong**")
     total = o.answered + o.wrong + o.refused + o.failed
     if o.failed:
-        said.append(f"{o.failed} of {total} failed")
+        late = f" after {o.waited_s:.0f} s" if o.waited_s >= STALL_S > o.innocent_s else ""
+        said.append(f"{o.failed} of {total} failed{late}")
     if o.refused:
         said.append(f"{o.refused} of {total} refused")
     if o.answered:

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from http.client import HTTPException
-from threading import Event
+from threading import Event, Lock
 from typing import Any
 
 from lab.fronts import PATIENCE_S, Asked, Front
@@ -29,6 +29,8 @@ class Room:
     pd: dict[str, Any] = field(default_factory=dict)
     encoder: dict[str, Any] = field(default_factory=dict)
     flags: tuple[str, ...] = ()
+    detour: str = ""
+    """What encoders have behind the model's path: another name of the same directory."""
 
 
 @dataclass
@@ -47,6 +49,8 @@ class Outcome:
     innocent_s: float = 0.0
     """Longest that somebody else's request of text only took."""
     innocent_failed: bool = False
+    waited_s: float = 0.0
+    """Longest that a request took that was not answered."""
 
 
 def picture(width: int = 224, height: int = 224) -> str:
@@ -61,6 +65,7 @@ class World:
         self.target = target
         self.front = front
         self.outcome = Outcome()
+        self._counting = Lock()
         self._room = Room()
         self._pull_port = free_port()
         self._pd: Server | None = None
@@ -84,10 +89,11 @@ class World:
         if self._pd is None or room.pd != before.pd or not self._pd_lives():
             self._start_pd()
         for i, encoder in enumerate(self._encoders):
-            if encoder is None or room.encoder != before.encoder or not encoder.alive():
+            same = (room.encoder, room.detour) == (before.encoder, before.detour)
+            if encoder is None or not same or not encoder.alive():
                 if encoder is not None:
                     encoder.destroy()
-                self._encoders[i] = self.target.encoder(self._pull_port, **room.encoder)
+                self._encoders[i] = self._start_encoder()
         self.pd.wait_ready()
         for encoder in self.encoders:
             encoder.wait_ready()
@@ -103,6 +109,11 @@ class World:
             self._pd.destroy()
         extra = {"pull_host": "127.0.0.1", "pull_port": self._pull_port} | self._room.pd
         self._pd = self.target.launch("pd", "ec_consumer", extra, port=port)
+
+    def _start_encoder(self) -> Server:
+        where = {"llm_host": "127.0.0.1", "llm_pull_port": self._pull_port, "producer_cache_ttl_s": 600}
+        model = self.target.model + self._room.detour
+        return self.target.launch("encoder", "ec_producer", where | self._room.encoder, model=model)
 
     def _link(self, encoder: Server) -> None:
         """Until what it pushes arrives: its socket finds a new PD in its own time."""
@@ -125,6 +136,11 @@ class World:
     def ask(self, content: object, *, expected: object = None, **more: Any) -> Asked:
         """Through the front, and counted."""
         asked = self.front.ask(content, **({"cache_salt": fresh()} | TELLING | more))
+        with self._counting:
+            self._count(asked, expected)
+        return asked
+
+    def _count(self, asked: Asked, expected: object) -> None:
         o = self.outcome
         if asked.status == 200 and expected is not None and asked.answer() != expected:
             o.wrong += 1
@@ -134,7 +150,8 @@ class World:
             o.refused += 1
         else:
             o.failed += 1
-        return asked
+        if asked.status != 200:
+            o.waited_s = max(o.waited_s, asked.seconds)
 
     def beside(self, act: Callable[[], object], after: Event | None = None) -> None:
         """Does something, and meanwhile sends somebody else's text again and again.

@@ -259,8 +259,16 @@ def test_the_guides_proxy_is_found_in_its_text(tmp_path: Path) -> None:
 def test_the_table_counts_what_the_runs_saw(tmp_path: Path) -> None:
     died = Outcome(failed=1, pd_died=True, innocent_s=29.4, innocent_failed=True)
     runs = {
-        "guide": {"part-without-type": died, "chat-goes-on": Outcome(answered=8, wrong=2)},
-        "eccon": {"part-without-type": Outcome(answered=1), "encoder-full": Outcome(answered=3, refused=1)},
+        "guide": {
+            "part-without-type": died,
+            "chat-goes-on": Outcome(answered=8, wrong=2),
+            "encoder-hangs": Outcome(failed=4, waited_s=75),
+        },
+        "eccon": {
+            "part-without-type": Outcome(answered=1),
+            "encoder-hangs": Outcome(answered=4),
+            "encoder-full": Outcome(answered=3, refused=1),
+        },
     }
     files = []
     for front, faults in runs.items():
@@ -271,7 +279,8 @@ def test_the_table_counts_what_the_runs_saw(tmp_path: Path) -> None:
         "| | the guide's proxy | eccon-proxy |",
         "|---|---|---|",
         "| an image part without `type` | **PD dies**, all stall 29 s, 1 of 1 failed | answered |",
-        "| an image sent again after five others | **2 wrong**, 8 of 10 answered | – |",
+        "| an image sent again after three others | **2 wrong**, 8 of 10 answered | – |",
+        "| an idle encoder stops answering | 4 of 4 failed after 75 s | answered |",
         "| more items at once than an encoder keeps | – | 1 of 4 refused, 3 of 4 answered |",
         "| **PD deaths** | **1** | **0** |",
         "| **stalls of others** | **1** | **0** |",

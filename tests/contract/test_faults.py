@@ -114,6 +114,21 @@ def test_after_a_flush_an_encoder_may_die(cluster: Cluster) -> None:
     assert ask(pd, [part(other), text()]).status == 200
 
 
+def test_an_encoder_killed_while_encoding_fails_its_request_alone(target: Target, cluster: Cluster) -> None:
+    encoder = target.encoder(
+        cluster.pull_port, "--enable-server-load-tracking", env={"ECCON_SIM_ENCODE_MS": "60000"}
+    )
+    with target.lent(encoder), ThreadPoolExecutor(1) as pool:
+        big = image(png(2000, 2000))
+        one = pool.submit(ask, encoder, [part(fresh(), big)])
+        until(lambda: get(encoder, "/load").json() == {"server_load": 1}, 5, "the request does not arrive")
+        encoder.destroy()
+        with pytest.raises((HTTPException, ConnectionError)):
+            one.result()
+        assert not encoder.events("pushed")
+        assert ask(cluster.pd, "hello").status == 200
+
+
 def test_an_item_of_an_encoder_that_died_after_the_flush_kills(cluster: Cluster) -> None:
     encoder, pd, u = cluster.encoders[0], cluster.pd, fresh()
     _encode(encoder, u)

@@ -138,6 +138,25 @@ def test_without_uuid_the_bytes_are_the_name(cluster: Cluster) -> None:
     pd.wait_event(f"pull complete for mm_hash={name}")
 
 
+def test_remote_pictures(cluster: Cluster, pictures: str) -> None:
+    u, encoder = fresh(), cluster.encoders[0]
+    one = part(u, f"{pictures}/a.png")
+    assert ask(encoder, [one], max_tokens=1).status == 200
+    assert ask(cluster.pd, [one, text()]).status == 200
+    cluster.pd.wait_event(f"pull complete for mm_hash={u}")
+    assert ask(encoder, [part(None, f"{pictures}/gone")], max_tokens=1).status == 422
+
+
+def test_an_encoder_without_processor_cache_names_nothing(target: Target) -> None:
+    encoder = target.encoder(free_port(), "--mm-processor-cache-gb", "0")
+    with target.lent(encoder):
+        u = fresh()
+        for _ in range(2):
+            assert ask(encoder, [part(u)], max_tokens=1).status == 200
+        until(lambda: len(encoder.events("pushed")) == 2, 5, "not pushed")
+        assert not encoder.events(u)
+
+
 @pytest.fixture
 def pull() -> "Iterator[zmq.Socket[bytes]]":
     """A PD that is only a socket."""
