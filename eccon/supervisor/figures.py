@@ -7,7 +7,7 @@ from collections import deque
 from eccon.model import Alarm, Role, State
 from eccon.supervisor.cluster import Cluster
 from eccon.supervisor.owner import Owner
-from eccon.supervisor.stalls import StallWatch
+from eccon.supervisor.stalls import OutWatch, StallWatch
 from eccon.supervisor.traces import Traces
 from eccon_proxy.schema import EncoderInfo, PDInfo, ProxyState
 
@@ -33,6 +33,7 @@ class Figures:
         self.cluster = cluster
         self.traces = traces
         self.stalls = StallWatch()
+        self.out = OutWatch()
         self._requests_before = 0
         self._begun_before = 0
         self._counts: deque[tuple[float, int, int]] = deque(maxlen=RATE_WINDOW + 1)
@@ -96,6 +97,7 @@ class Figures:
         if self._lives.get(owner.name) != life:
             self._lives[owner.name] = life
             self.stalls.forget(owner.name)
+            self.out.forget(owner.name)
             self.cluster.board.end_alarm(key)
         if owner.spec.role is not Role.ENCODER:
             return
@@ -127,8 +129,8 @@ class Figures:
         if stuck is not None:
             return f"{info.inflight} in flight, none finished for {stuck:.0f} s"
         # The proxy may have known it from its start or its last life: let it look again first.
-        since = max(info.since, owner.ready_at or time.time())
-        if info.state == "ejected" and time.time() - since > EJECTED_S:
+        out = self.out.out_s(info, owner.ready_at or time.time())
+        if out is not None and out > EJECTED_S:
             return f"the proxy sends it nothing: {info.reason}"
         return ""
 

@@ -1,4 +1,4 @@
-"""Finds encoders that hold items and finish none, though their health says 200."""
+"""Finds encoders that are of no use though their health says 200: stuck, or put out by the proxy."""
 
 import time
 
@@ -6,7 +6,7 @@ import msgspec
 
 from eccon_proxy.schema import EncoderInfo
 
-__all__ = ["StallWatch"]
+__all__ = ["OutWatch", "StallWatch"]
 
 FACTOR = 8.0
 """Times the recent 99th percentile of an encode."""
@@ -42,3 +42,31 @@ class StallWatch:
     def forget(self, name: str) -> None:
         """A new life begins afresh."""
         self._progress.pop(name, None)
+
+
+ON_TRIAL = "on trial"
+"""As the proxy calls a member that is back for one item, which decides."""
+
+
+class OutWatch:
+    """Fed as `StallWatch`, says how long the proxy has sent an encoder nothing but trials.
+
+    The proxy counts anew from each trial that fails. One that fails or hangs is no progress: only an item
+    that was encoded ends it.
+    """
+
+    def __init__(self) -> None:
+        self._since: dict[str, float] = {}
+
+    def out_s(self, info: EncoderInfo, not_before: float) -> float | None:
+        """Seconds since it was put out, or since the Unix time `not_before`; None while it is in."""
+        known = info.id in self._since
+        if info.state != "ejected" and not (known and info.reason == ON_TRIAL):
+            self.forget(info.id)
+            return None
+        since = self._since.setdefault(info.id, info.since)
+        return time.time() - max(since, not_before)
+
+    def forget(self, name: str) -> None:
+        """A new life begins afresh."""
+        self._since.pop(name, None)

@@ -3,6 +3,7 @@
 import asyncio
 import os
 import socket
+import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -16,9 +17,9 @@ from eccon.supervisor.backoff import Backoff
 from eccon.supervisor.board import BACKLOG, RING, Board
 from eccon.supervisor.httpget import Getter
 from eccon.supervisor.secrets import shown, shown_env
-from eccon.supervisor.stalls import FLOOR_S, StallWatch
+from eccon.supervisor.stalls import FLOOR_S, ON_TRIAL, OutWatch, StallWatch
 from eccon.supervisor.verdict import judge
-from eccon_proxy.schema import EncoderInfo
+from eccon_proxy.schema import EncoderInfo, EncoderState
 
 
 def board() -> Board:
@@ -190,6 +191,29 @@ def test_an_encoder_is_stuck_when_it_finishes_nothing_for_too_long(monkeypatch: 
     now += 60
     assert watch.stuck_s(info(6, 1, None)) is None
     assert watch.stuck_s(info(6, 1, 5000.0)) == 60
+
+
+def test_an_encoder_is_out_from_its_first_failure_until_it_has_encoded() -> None:
+    begun = time.time() - 100
+    watch = OutWatch()
+
+    def info(state: EncoderState, since: float, reason: str = "") -> EncoderInfo:
+        return EncoderInfo(id="e", url="u", state=state, reason=reason, since=since)
+
+    def out_s(state: EncoderState, since: float, reason: str = "", *, late: float = 0.0) -> float | None:
+        found = watch.out_s(info(state, since, reason), late)
+        return None if found is None else round(found, -1)
+
+    assert out_s("ready", begun) is None
+    assert out_s("ready", begun, ON_TRIAL) is None
+    assert out_s("ejected", begun) == 100
+    assert out_s("ready", begun + 60, ON_TRIAL) == 100
+    assert out_s("ejected", begun + 90, "a trial failed") == 100
+    assert out_s("ejected", begun + 90, late=begun + 80) == 20
+    assert out_s("ready", begun + 99) is None
+    assert out_s("ejected", begun + 50) == 50
+    watch.forget("e")
+    assert out_s("ready", begun, ON_TRIAL) is None
 
 
 async def test_the_state_file_is_whole_or_the_old_one_and_trouble_is_told_once(tmp_path: Path) -> None:

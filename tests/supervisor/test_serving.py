@@ -11,7 +11,7 @@ import pytest
 from eccon.client import ControlError
 from eccon.model import ClusterState, Role, State
 from eccon.supervisor import identity
-from tests.supervisor.conftest import Site, serving
+from tests.supervisor.conftest import SIM, Site, serving
 from tests.supervisor.load import Load, body
 
 
@@ -104,6 +104,40 @@ async def test_a_stuck_encoder_is_seen_and_its_restart_frees_the_requests(shared
     await load.some_more()
     await load.end()
     assert (await site.process("pd")).pid == pd.pid
+
+
+async def test_a_stuck_encoder_stays_stalled_over_trials_that_hang(site: Site) -> None:
+    """Each trial that hangs is a new failure to the proxy; to an operator it is one long stall."""
+    impatient = "[proxy.settings]\nencode_timeout = 1.0\neject_seconds = 0.2\neject_after = 1\n"
+    site.write(launcher='kind = "sim"', more=impatient, **SIM)  # type: ignore[arg-type]
+    await site.up()
+    await site.see(lambda s: s.cluster.health == "ok")
+    stuck = await site.process("encoder-0")
+    assert stuck.pid
+    engine = identity.tree(stuck.pid) - {stuck.pid}
+    for pid in engine:
+        os.kill(pid, signal.SIGSTOP)
+    load = Load(site)
+    await site.see(lambda s: s.process("encoder-0").state is State.STALLED)  # type: ignore[union-attr]
+    tried: set[float] = set()
+    seen: set[tuple[State, int]] = set()
+
+    def tried_often(state: ClusterState) -> bool:
+        process = state.process("encoder-0")
+        assert process is not None
+        seen.add((process.state, sum(a.subject == "encoder-0" for a in state.alarms)))
+        if process.encoder:
+            tried.add(process.encoder.since)
+        return len(tried) >= 3
+
+    await site.see(tried_often, 60)
+    assert seen == {(State.STALLED, 1)}
+    for pid in engine:
+        os.kill(pid, signal.SIGCONT)
+    state = await site.see(lambda s: s.process("encoder-0").state is State.READY and not s.alarms)  # type: ignore[union-attr]
+    assert state.process("encoder-0").pid == stuck.pid  # type: ignore[union-attr]
+    await load.some_more()
+    await load.end()
 
 
 async def test_policy_restarts_a_stuck_encoder_by_itself(shared: Site) -> None:
