@@ -59,8 +59,9 @@ class Core:
         self.traces = Traces(settings.trace_bytes, self._trace_changed)
         self.log = RequestLog(settings.log_format)
         self.keys = Keys(settings)
-        self.services = Services(settings, self.metrics, Identity(settings), Weights(settings.policy))
         self.prober = Prober(settings, self.metrics)
+        identity, weights = Identity(settings), Weights(settings.policy)
+        self.services = Services(settings, self.metrics, identity, weights, self.prober.acquit)
         self.inliner = _inliner(settings)
         self.exporter = Exporter(settings.otlp_endpoint) if settings.otlp_endpoint else None
         self.room = Room(settings.max_inflight)

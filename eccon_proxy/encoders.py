@@ -22,6 +22,8 @@ __all__ = ["ORPHAN_SECONDS", "Encoder", "Staged", "Visit"]
 
 ORPHAN_SECONDS = 60.0
 """The connector drops what nobody fetched after this long."""
+ACQUITTED_SECONDS = 5.0
+"""How long its own success with an image of ours speaks for an encoder, when others fail the same items."""
 MAX_BACKOFF = 4
 SAMPLES = 256
 ENOUGH = 20
@@ -29,6 +31,9 @@ ENOUGH = 20
 
 class Visit(Protocol):
     """One item that is being encoded."""
+
+    fetched: bool
+    """Whether the encoder may have to fetch it from somewhere: then it is slow by no fault of its own."""
 
     def evict(self, reason: str) -> None:
         """Send the item elsewhere."""
@@ -87,6 +92,10 @@ class Encoder:
         self.failures = 0
         self.trial = False
         """Whether a request of the proxy's own is under way that decides about its return."""
+        self.accused = False
+        """Whether such a request is under way because others fail as well: it may be back at once."""
+        self.acquitted_at = -ACQUITTED_SECONDS
+        """Loop time at which it last encoded an image of ours."""
         self.on_trial = False
         """Whether it is back for one item, which decides."""
         self.suspect = False
@@ -216,8 +225,23 @@ class Encoder:
         self.settle(reason)
         return was_in
 
+    @property
+    def acquitted(self) -> bool:
+        """Whether it has just encoded an image of ours."""
+        return asyncio.get_running_loop().time() - self.acquitted_at < ACQUITTED_SECONDS
+
+    @property
+    def endangered(self) -> bool:
+        """Whether it is ejected, or will be with the next failure."""
+        return self.ejected_until is not None or self.failures >= max(1, self._settings.eject_after - 1)
+
+    def forgive(self) -> None:
+        """A failure that was counted was the item's fault."""
+        self.failures = max(0, self.failures - 1)
+
     def returned(self) -> None:
         """A trial succeeded."""
+        self.acquitted_at = asyncio.get_running_loop().time()
         self.failures = self._ejections = 0
         self.ejected_until = None
         self.on_trial = False

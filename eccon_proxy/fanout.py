@@ -6,17 +6,18 @@ ends the request at once; so does the loss of the PD.
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import msgspec
 
+from eccon_proxy.charges import Charges
 from eccon_proxy.encoders import Encoder, Staged
 from eccon_proxy.errors import Failure, bad_request, busy, down, upstream
 from eccon_proxy.guard import DELIVERED
 from eccon_proxy.identity import Identity
 from eccon_proxy.metrics import Metrics
 from eccon_proxy.pd import PD
-from eccon_proxy.plan import Item, Plan, encoder_body
+from eccon_proxy.plan import Item, Plan, encoder_body, is_fetched
 from eccon_proxy.requestid import derived
 from eccon_proxy.settings import Settings
 from eccon_proxy.trace import Recorder
@@ -40,6 +41,8 @@ class Services(msgspec.Struct, frozen=True):
     metrics: Metrics
     identity: Identity
     weights: Weights
+    acquit: Callable[[Encoder], None]
+    """Asks an encoder that failed, as others did, whether it can encode at all."""
 
 
 class Fanout:
@@ -65,6 +68,9 @@ class Fanout:
         self._weights = [services.weights.of(plan, item) for item in plan.items]
         self._staged: list[Staged | None] = [None] * len(plan.items)
         self._tries = [0] * len(plan.items)
+        self._charges = Charges(
+            len(plan.items), lambda encoder: self._metrics.ejections.add(encoder.id), services.acquit
+        )
         self._renew = renew
         """Whether this is a second time: whatever the identity was, it is a new one now."""
         if renew:
@@ -141,16 +147,18 @@ class Fanout:
                 )
                 for task in done:
                     del self._tasks[task]
+                failures = [f for task in done if (f := _failure(task)) is not None]
                 self._refuse_if_stopped()
-                for task in done:
-                    if not task.cancelled() and (failure := task.exception()) is not None:
-                        raise failure
+                if failures:
+                    raise failures[0]
         finally:
             self._over = True
             for task in self._tasks:
                 task.cancel()
             if self._tasks:
                 await asyncio.wait(self._tasks)
+            for task in self._tasks:
+                _failure(task)  # one is told; asyncio would log the others
             self._tasks.clear()
             self._over = False
         times = [s.at for s in self._staged if s is not None]
@@ -288,7 +296,7 @@ class Fanout:
         )
         outcome = "cancelled"
         started = time.perf_counter()
-        attempt = Attempt(loop.time())
+        attempt = Attempt(loop.time(), fetched=is_fetched(self._plan, item))
         encoder.inflight[attempt] = attempt.started
         encoder.touched()
         try:
@@ -306,7 +314,9 @@ class Fanout:
             span.close()
         except EncodeError as error:
             outcome = error.cause
-            if error.blame and encoder.failed(str(error), loop.time(), since=attempt.started):
+            if error.cause == "status":
+                self._charges.bring(position, encoder, str(error), attempt.started)
+            elif error.blame and encoder.failed(str(error), loop.time(), since=attempt.started):
                 self._metrics.ejections.add(encoder.id)
             span.close("timeout" if error.cause == "timeout" else "error", str(error))
             raise
@@ -327,6 +337,7 @@ class Fanout:
         now = loop.time()
         self._metrics.encode_seconds.observe(seconds, encoder.id)
         encoder.succeeded(seconds, now)
+        self._charges.encoded(position)
         if uuid is None and item.client_uuid is not None:
             self._identity.saw(item.client_uuid, encoder.id)
         return encoder.hold(uuid if uuid is not None else self._identity.label(item), now)
@@ -343,6 +354,10 @@ class Fanout:
         if word != DELIVERED:
             message = f"{encoder.id} encoded the item, but the PD did not get it ({word})"
             raise EncodeError("undelivered", message, blame=False)
+
+
+def _failure(task: asyncio.Task[None]) -> BaseException | None:
+    return None if task.cancelled() else task.exception()
 
 
 async def _first_of(visits: "Sequence[asyncio.Task[Staged]]") -> Staged:

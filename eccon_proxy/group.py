@@ -71,12 +71,13 @@ class Group:
         return self.open_members > 0
 
     def possible(self, exclude: Iterable[str] = ()) -> bool:
-        """Whether a member takes items, or may be about to: unprobed, or due for a trial."""
+        """Whether a member takes items, or may be about to: unprobed, due for a trial, or in one."""
         now = asyncio.get_running_loop().time()
         return any(
             (e.open and not (e.on_trial and e.taken))
             or (e.answers is None and not e.leaving)
             or e.trial_due(now)
+            or e.accused
             for e in self.members
             if e.id not in exclude
         )

@@ -27,6 +27,7 @@ __all__ = [
     "content_uuid",
     "encoder_body",
     "fingerprint",
+    "is_fetched",
     "parse",
     "pd_body",
 ]
@@ -36,6 +37,8 @@ Raw = msgspec.Raw
 BOM = b"\xef\xbb\xbf"
 PARTS = 10_000
 """Content parts in one request: a context has fewer tokens than that, and each costs time to look at."""
+FIRST_BYTES = 256
+"""In which the URL of an ordinary part begins."""
 UTF8_STEP = 256 * 1024
 """Bytes that are checked at a time: as a string, a body may be four times its size."""
 
@@ -349,6 +352,11 @@ def pd_body(plan: Plan, uuids: Sequence[bytes] | None) -> list[Buffer]:
         done = place.end
     parts.append(view[done:])
     return parts
+
+
+def is_fetched(plan: Plan, item: Item) -> bool:
+    """Whether an encoder may have to fetch an item: no data URL is seen where one begins as a rule."""
+    return plan.body.find(b'"data:', item.place.start, item.place.start + FIRST_BYTES) < 0
 
 
 def content_uuid(plan: Plan, item: Item) -> bytes:

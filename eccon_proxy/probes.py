@@ -31,6 +31,7 @@ class Prober:
         self._metrics = metrics
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._timers: dict[Encoder, asyncio.TimerHandle] = {}
+        self._acquittals: dict[str, asyncio.Task[None]] = {}
 
     def watch(self, encoder: Encoder) -> None:
         """Probe a member until `forget`."""
@@ -38,14 +39,16 @@ class Prober:
 
     def forget(self, encoder: Encoder) -> None:
         """Probe it no longer."""
-        task = self._tasks.pop(encoder.id, None)
-        if task is not None:
-            task.cancel()
+        for tasks in (self._tasks, self._acquittals):
+            task = tasks.pop(encoder.id, None)
+            if task is not None:
+                task.cancel()
 
     async def close(self) -> None:
         """End all."""
-        tasks = tuple(self._tasks.values())
+        tasks = (*self._tasks.values(), *self._acquittals.values())
         self._tasks.clear()
+        self._acquittals.clear()
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -105,6 +108,22 @@ class Prober:
             return None if response.status < 500 else f"/health answers {response.status}"
         return f"/health: {error}"
 
+    def acquit(self, encoder: Encoder) -> None:
+        """Ask an encoder at once whether it can encode: others fail as well."""
+        if encoder.trial or encoder.leaving or not encoder.answers or not encoder.group.pd_ready:
+            return
+        encoder.trial = encoder.accused = True
+        task = asyncio.get_running_loop().create_task(self._acquit(encoder))
+        self._acquittals[encoder.id] = task
+
+    async def _acquit(self, encoder: Encoder) -> None:
+        try:
+            await self._trial(encoder)
+        finally:
+            encoder.trial = encoder.accused = False
+            self._acquittals.pop(encoder.id, None)
+            encoder.group.changed()
+
     async def _trial(self, encoder: Encoder) -> None:
         """Let an ejected encoder encode a small image of ours: its return costs no client anything."""
         loop = asyncio.get_running_loop()
@@ -124,7 +143,8 @@ class Prober:
             encoder.trial = False
         if 400 <= status < 500:
             # It cannot be tried by us: a key we lack, say. A client's item tries it.
-            encoder.half_open()
+            if encoder.ejected_until is not None:
+                encoder.half_open()
         elif status == 200 and encoded(body):
             self._orphan(encoder)
             encoder.returned()
@@ -180,9 +200,13 @@ class Prober:
             if not others or slowest is None:
                 return
             limit = min(max(HANG_FACTOR * slowest, HANG_FLOOR), limit)
-        begun = max(encoder.last_success, min(encoder.inflight.values()))
+        begun = max(encoder.last_success, min(encoder.inflight.values()), encoder.acquitted_at)
         silent = now - begun
         if silent < limit:
+            return
+        if silent < 2 * limit and all(visit.fetched for visit in encoder.inflight):
+            # It may only wait for a slow host. If it encodes an image of ours meanwhile, it does not hang.
+            self.acquit(encoder)
             return
         reason = f"holds {len(encoder.inflight)} items and has encoded none for {silent:.0f} s"
         if encoder.eject(reason, now, since=begun):

@@ -39,10 +39,11 @@ class EncodeError(Exception):
 class Attempt:
     """A visit under way, of the task that makes it; may be taken back, so that its item goes elsewhere."""
 
-    __slots__ = ("evicted", "started", "task")
+    __slots__ = ("evicted", "fetched", "started", "task")
 
-    def __init__(self, started: float) -> None:
+    def __init__(self, started: float, *, fetched: bool) -> None:
         self.started = started
+        self.fetched = fetched
         self.evicted = ""
         self.task: asyncio.Task[object] | None = asyncio.current_task()
 

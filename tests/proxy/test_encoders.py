@@ -6,10 +6,10 @@ from collections import Counter
 
 import pytest
 
-from tests.fakes import Exchange, hang, shut
+from tests.fakes import Exchange, Handler, hang, shut
 from tests.proxy.conftest import Clusters
 from tests.proxy.support import Cluster, Reply, body_of, eventually, image, wait_for
-from tests.proxy.upstreams import after, completion, refuse
+from tests.proxy.upstreams import Encoder, after, completion, refuse
 
 
 async def info(cluster: Cluster, index: int = 0) -> tuple[str, str]:
@@ -114,6 +114,93 @@ async def test_default_ejects_after_at_most_five(clusters: Clusters) -> None:
     for n in range(20):
         assert (await cluster.proxy.chat(body_of(image(n)))).status == 200
     assert 1 <= len(bad.encodes) <= 5
+
+
+DEAD_LINK = {"type": "image_url", "image_url": {"url": "http://127.0.0.1:1/gone.png"}}
+
+
+def by_url(encoder: Encoder) -> Handler:
+    """Encode, but answer 500 for an address where nobody listens, as vLLM 0.30 does."""
+
+    async def handle(exchange: Exchange) -> None:
+        if b"127.0.0.1:1/" in exchange.seen.body:
+            await exchange.error(500, "Cannot connect to host 127.0.0.1:1", "InternalServerError")
+        else:
+            await encoder.chat(exchange)
+
+    return handle
+
+
+async def states(cluster: Cluster) -> set[str]:
+    """The states of all encoders."""
+    return {member.state for member in (await cluster.proxy.state()).encoders}
+
+
+@pytest.mark.parametrize("links", [1, 8])
+async def test_dead_links_take_no_encoder_out(clusters: Clusters, links: int) -> None:
+    cluster = await clusters.fresh("--eject-seconds", "60", encoders=3)
+    for encoder in cluster.encoders:
+        encoder.always(by_url(encoder))
+    parts = [{**DEAD_LINK, "n": n} for n in range(links)]
+    for n in range(12):
+        bad = await cluster.proxy.chat(body_of(*parts))
+        assert "Cannot connect" in bad.error(502)["message"]
+        if n % 4 == 3:  # and between them everybody else is served
+            good = await asyncio.gather(*(cluster.proxy.chat(body_of(image(m))) for m in range(3)))
+            assert [reply.status for reply in good] == [200] * 3
+
+    async def back() -> bool:
+        return await states(cluster) == {"ready"}
+
+    await eventually(back, "all are ready", 10)
+
+
+async def test_encoders_that_fail_everything_are_out_though_they_fail_alike(clusters: Clusters) -> None:
+    cluster = await clusters.fresh("--eject-seconds", "60")
+    for encoder in cluster.encoders:
+        encoder.always(refuse(500, "engine on fire"))
+
+    async def out() -> bool:
+        (await cluster.proxy.chat(body_of(image()))).error(502, 503)
+        return await states(cluster) == {"ejected"}
+
+    await eventually(out, "both are ejected", 10)
+    assert (await cluster.proxy.chat(body_of(image()))).error(503)["code"] == "encoders_down"
+    assert cluster.encodes <= 2 * 6, "three items each, and one of the proxy's own"
+
+
+async def test_failures_of_one_request_count_when_others_can_encode_its_items(clusters: Clusters) -> None:
+    cluster = await clusters.fresh("--eject-seconds", "60")
+    bad = cluster.encoders[0]
+    bad.always(refuse(500, "no"))
+    assert (await cluster.proxy.chat(body_of(*(image(n) for n in range(8))))).status == 200
+    assert (await info(cluster))[0] == "ejected"
+
+
+async def test_a_slow_host_is_no_hang_of_an_encoder(clusters: Clusters) -> None:
+    cluster = await clusters.fresh("--probe-interval", "0.2", encoders=3)
+    for n in range(3):
+        assert (await cluster.proxy.chat(body_of(image(n)))).status == 200
+    fetched = asyncio.Event()
+    for encoder in cluster.encoders:
+        encoder.always(_slow_fetch(encoder, fetched))
+    before = cluster.encodes
+    asked = asyncio.ensure_future(cluster.proxy.chat(body_of(DEAD_LINK)))
+    # The encoder is asked to encode something else, and can: so it is given time.
+    await wait_for(lambda: cluster.encodes >= before + 2, "an image of the proxy's own", 30)
+    assert await states(cluster) == {"ready"}
+    fetched.set()
+    assert (await asked).status == 200
+    holders = [e for e in cluster.encoders if any(b"127.0.0.1:1/" in seen.body for seen in e.encodes)]
+    assert len(holders) == 1, "and nobody else was asked to fetch it"
+
+
+def _slow_fetch(encoder: Encoder, fetched: asyncio.Event) -> Handler:
+    async def handle(exchange: Exchange) -> None:
+        slow = b"127.0.0.1:1/" in exchange.seen.body
+        await (after(fetched, encoder.chat) if slow else encoder.chat)(exchange)
+
+    return handle
 
 
 async def test_half_open_is_one_trial(clusters: Clusters) -> None:
