@@ -198,6 +198,7 @@ class GuardedConsumer(Consumer):
         """Whether a request may begin: all its items are pulled."""
         while not self._notes.empty():
             self.guard.board.take(self._notes.get())
+        self._store.want(hashes)
         board = self.guard.board
         lost = next((f"{h}: {why}" for h in hashes if (why := board.bad(h))), "")
         return self.guard.check(request_id, [h for h in hashes if not board.staged(h)], lost, wait_s)

@@ -47,14 +47,23 @@ class GuardedCluster:
     def __init__(self, lab: GuardedTarget) -> None:
         self.lab = lab
         self.pull_port = free_port()
-        self.pd = lab.pd(self.pull_port)
+        self.pd = self.new_pd()
         self.first = lab.encoder(self.pull_port)
         self.small = lab.encoder(self.pull_port, producer_cache_capacity=1)
+
+    def new_pd(self) -> Server:
+        """Start one."""
+        return self.lab.pd(self.pull_port)
+
+    def restart_pd(self) -> None:
+        """A new life of the PD, on the same connector port; returns when all is well."""
+        self.pd.destroy()
+        self.settle()
 
     def settle(self) -> None:
         """Wait until everybody is ready and the first items have come through; start what is gone."""
         if not self.pd.alive():
-            self.pd = self.lab.pd(self.pull_port)
+            self.pd = self.new_pd()
         if not self.first.alive():
             self.first = self.lab.encoder(self.pull_port)
         if not self.small.alive():
