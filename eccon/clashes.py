@@ -223,7 +223,7 @@ def _proxy(t: Topology, text: Text) -> Iterator[str]:
             try:
                 msgspec.convert(value, known[name], strict=False)
             except msgspec.ValidationError as e:
-                problem = strict.reason(str(e))
+                problem = strict.reason(str(e), known[name])
         if problem:
             sound = False
             shown = ABSENT if name in SECRET_FIELDS else value

@@ -46,6 +46,7 @@ Limit: TypeAlias = Annotated[int, msgspec.Meta(ge=-1)]
 Url: TypeAlias = Annotated[str, msgspec.Meta(pattern=r"^(https?://[^\s/?#@]+(:\d+)?/?)?$")]
 CpuList: TypeAlias = Annotated[str, msgspec.Meta(pattern=r"^(\d+(-\d+)?(,\d+(-\d+)?)*)?$")]
 Count: TypeAlias = Annotated[int, msgspec.Meta(ge=1)]
+Variables: TypeAlias = dict[Annotated[str, msgspec.Meta(pattern=r"^[^=]+$")], str]
 Scalar: TypeAlias = str | int | float | bool | list[str]
 Extra: TypeAlias = dict[str, Scalar]
 
@@ -117,7 +118,7 @@ class Pd(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     devices: list[Device] = []
     args: list[str] = []
     """More arguments of `vllm serve`."""
-    env: dict[str, str] = {}
+    env: Variables = {}
     vllm: str = ""
     """Another command than `launcher.vllm`; of the same version."""
     cpus: CpuList = ""
@@ -137,7 +138,7 @@ class EncoderOverride(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
     host: str | None = None
     args: list[str] = []
     """After those of `encoders.args`; of two equal flags vLLM takes the later."""
-    env: dict[str, str] = {}
+    env: Variables = {}
     """Over `encoders.env`."""
     vllm: str = ""
     cpus: CpuList = ""
@@ -159,7 +160,7 @@ class Encoders(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     """In order; those beyond `count` are spares for `eccon add`."""
     args: list[str] = []
     """More arguments of `vllm serve`."""
-    env: dict[str, str] = {}
+    env: Variables = {}
     vllm: str = ""
     """Another command than `launcher.vllm`; of the same version."""
     cpus: list[CpuList] = []
@@ -182,7 +183,7 @@ class Proxy(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     """File with a key a line, one of which clients must send; empty: none is asked for."""
     args: list[str] = []
     """More arguments of eccon-proxy."""
-    env: dict[str, str] = {}
+    env: Variables = {}
     cpus: CpuList = ""
     """As for the PD."""
 
@@ -258,7 +259,7 @@ class ClusterFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     proxy: Proxy = Proxy()
     supervisor: Supervisor = Supervisor()
     compile: Compile = Compile()
-    env: dict[str, str] = {}
+    env: Variables = {}
     """For every child."""
 
 

@@ -47,6 +47,8 @@ def faults(kind: type[msgspec.Struct], text: Text, key: Key = ()) -> Iterator[st
         elif (inner := _element(known[name])) is not None and isinstance(value, list):
             for i in range(len(value)):
                 yield from faults(inner, text, (*here, i))
+        elif _is_free_table(known[name]) and isinstance(value, Mapping):
+            yield from _entries(value, known[name], here, text)
         else:
             yield from _wrong(value, known[name], here, text)
     for field in msgspec.structs.fields(kind):
@@ -54,15 +56,42 @@ def faults(kind: type[msgspec.Struct], text: Text, key: Key = ()) -> Iterator[st
             yield text.fault((*key, field.name), ABSENT, "is required")
 
 
+def _entries(table: Mapping[str, object], kind: Any, key: Key, text: Text) -> Iterator[str]:
+    """Of a free table: each under its own name."""
+    names, values = typing.get_args(_bare(kind))
+    for name, value in table.items():
+        try:
+            msgspec.convert(name, names)
+        except msgspec.ValidationError:
+            yield text.fault((*key, name), value, "this cannot be the name of one")
+        yield from _wrong(value, values, (*key, name), text)
+
+
 def _wrong(value: object, kind: Any, key: Key, text: Text) -> Iterator[str]:
     try:
         msgspec.convert(value, kind)
     except msgspec.ValidationError as e:
-        yield text.fault(key, value, reason(str(e)))
+        yield text.fault(key, value, reason(str(e), kind))
+    else:
+        if _has_nul(value):
+            yield text.fault(key, value, "holds a NUL, which no argument, variable or path can")
 
 
-def reason(message: str) -> str:
-    """msgspec's words, in ours and without its path."""
+def _has_nul(value: object) -> bool:
+    if isinstance(value, Mapping):
+        return any(_has_nul(part) for pair in value.items() for part in pair)
+    if isinstance(value, list):
+        return any(map(_has_nul, value))
+    return isinstance(value, str) and "\0" in value
+
+
+def reason(message: str, kind: Any = None) -> str:
+    """msgspec's words, in ours and without its path; `kind` is the type that was wanted."""
+    if "enum value" in message and (choices := [str(c) for c in _choices(kind)]):
+        wrong = re.search(r"enum value '(.*?)'", message)
+        near = difflib.get_close_matches(wrong[1], choices, 1) if wrong else []
+        hint = f"; did you mean {near[0]}?" if near else ""
+        return f"expected one of {', '.join(choices)}{hint}"
     if "`^(https?" in message or "https?" in message:
         return "expected a URL, as http://10.0.0.5:19100"
     said = re.sub(r" - at `.*`$", "", message).replace("`", "")
@@ -136,6 +165,15 @@ def _bare(kind: Any) -> Any:
     if typing.get_origin(kind) is typing.Literal:
         return str
     return kind
+
+
+def _choices(kind: Any) -> tuple[Any, ...]:
+    """What a type of given words allows; empty for any other."""
+    while typing.get_origin(kind) is typing.Annotated:
+        kind = typing.get_args(kind)[0]
+    if isinstance(kind, types.UnionType) or typing.get_origin(kind) is typing.Union:
+        return tuple(c for part in typing.get_args(kind) for c in _choices(part))
+    return typing.get_args(kind) if typing.get_origin(kind) is typing.Literal else ()
 
 
 def _struct(kind: Any) -> type[msgspec.Struct] | None:

@@ -1,5 +1,6 @@
 """A TOML text and where its keys stand in it: what a message needs to name file, line, key and value."""
 
+import math
 import re
 import sys
 from collections.abc import Mapping
@@ -130,5 +131,7 @@ def _split(name: str) -> Key:
 
 
 def _show(value: object) -> str:
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)  # JSON has no word for it, TOML has this one
     text = msgspec.json.encode(value, enc_hook=str).decode()
     return text if len(text) <= 60 else text[:57] + "..."
