@@ -10,7 +10,7 @@ from eccon.launch.spec import ProcessSpec, loopback_for, numbers_of
 from eccon.model import Role
 from eccon.paths import ClusterPaths
 
-__all__ = ["identity", "pd_url", "proxy"]
+__all__ = ["identity", "pd_url", "proxy", "public_url"]
 
 
 def proxy(topology: Topology, paths: ClusterPaths, encoder_urls: Sequence[str]) -> ProcessSpec:
@@ -38,10 +38,21 @@ def proxy(topology: Topology, paths: ClusterPaths, encoder_urls: Sequence[str]) 
         cwd=str(topology.directory),
         host=reach,
         port=p.port,
-        url=f"http://{reach}:{p.port}",
+        url=f"{_scheme(topology)}://{reach}:{p.port}",
         ports=(p.port,),
         cpus=numbers_of(p.cpus),
     )
+
+
+def public_url(topology: Topology) -> str:
+    """What clients are told."""
+    return f"{_scheme(topology)}://{topology.proxy.host}:{topology.proxy.port}"
+
+
+def _scheme(topology: Topology) -> str:
+    p = topology.proxy
+    flag = any(word.partition("=")[0] == "--ssl-certfile" for word in p.args)
+    return "https" if flag or p.settings.get("ssl_certfile") else "http"
 
 
 def pd_url(topology: Topology) -> str:

@@ -230,7 +230,7 @@ def _info(topology: Topology, paths: ClusterPaths) -> ClusterInfo:
     return ClusterInfo(
         name=topology.name,
         model=topology.model.served_name or topology.model.path,
-        public_url=f"http://{topology.proxy.host}:{topology.proxy.port}",
+        public_url=launch.public_url(topology),
         config_path=str(topology.path),
         state_dir=str(paths.root),
         daemon_pid=os.getpid(),

@@ -6,6 +6,7 @@ Understands what servers of HTTP/1.1 answer to a GET: a length, chunks, or a bod
 
 import asyncio
 import contextlib
+import ssl
 
 __all__ = ["BODY_MAX", "Getter"]
 
@@ -14,12 +15,21 @@ HEAD_MAX = 1 << 16
 
 
 class Getter:
-    """One server. One request at a time: a second one waits."""
+    """One server. One request at a time: a second one waits.
 
-    def __init__(self, host: str, port: int, *, tls: bool = False) -> None:
+    Args:
+        host, port: where.
+        tls: over TLS.
+        ours: a child of this daemon, on this machine: its certificate names the host that clients know, and
+            is not asked about.
+    """
+
+    def __init__(self, host: str, port: int, *, tls: bool = False, ours: bool = False) -> None:
         self.host = host
         self.port = port
-        self.tls = tls
+        self._tls = ssl.create_default_context() if tls else None
+        if self._tls is not None and ours:
+            self._tls.check_hostname, self._tls.verify_mode = False, ssl.CERT_NONE
         self._reader: asyncio.StreamReader | None = None
         self._writer: asyncio.StreamWriter | None = None
         self._turn = asyncio.Lock()
@@ -99,7 +109,7 @@ class Getter:
 
     async def _connect(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         self._connecting = asyncio.ensure_future(
-            asyncio.open_connection(self.host, self.port, limit=HEAD_MAX, ssl=self.tls or None)
+            asyncio.open_connection(self.host, self.port, limit=HEAD_MAX, ssl=self._tls)
         )
         try:
             await asyncio.wait({self._connecting})

@@ -87,7 +87,8 @@ class Prober:
         where = (spec.host, spec.port, spec.url.startswith("https:"))
         getter = self._getters.get(where)
         if getter is None:
-            getter = self._getters[where] = Getter(where[0], where[1], tls=where[2])
+            getter = Getter(where[0], where[1], tls=where[2], ours=not spec.external)
+            self._getters[where] = getter
         try:
             status, body = await getter.get(path, _headers(spec), self._timeout_s)
         except ConnectionRefusedError:

@@ -78,7 +78,8 @@ async def _relay(url: str, body: bytes, headers: dict[str, str], send: Send) -> 
     try:
         async with (
             aiohttp.ClientSession(timeout=timeout) as session,
-            session.post(url + "/v1/chat/completions", data=body, headers=headers) as response,
+            # Our own child: its certificate names the host that clients know.
+            session.post(url + "/v1/chat/completions", data=body, headers=headers, ssl=False) as response,
         ):
             passed = [(k.lower().encode(), v.encode("latin-1")) for k, v in response.headers.items()]
             kept = [(k, v) for k, v in passed if k.decode("latin-1") in PASSED]

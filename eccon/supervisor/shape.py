@@ -171,7 +171,9 @@ class Shape:
         if launch.slots(fresh) != launch.slots(before):
             self._resize(launch.slots(fresh))
         self._respec(before)
-        c.board.set_cluster(model=fresh.model.served_name or fresh.model.path)
+        c.board.set_cluster(
+            model=fresh.model.served_name or fresh.model.path, public_url=launch.public_url(fresh)
+        )
         c.board.log("cluster", "configuration reloaded")
         c.store.changed()
 

@@ -7,6 +7,7 @@ import time
 
 import aiohttp
 import pytest
+import trustme
 
 from eccon.client import ControlError
 from eccon.model import ClusterState, Role, State
@@ -221,6 +222,36 @@ async def test_a_new_proxy_gets_its_members_again(shared: Site) -> None:
     await site.see(lambda s: s.process("proxy").pid not in {proxy.pid, None})  # type: ignore[union-attr]
     await site.see(lambda s: s.cluster.health == "ok" and members(s) == {"encoder-0", "encoder-2"})
     assert b'"choices"' in b"".join([part async for part in site.client.prompt(body(4))])
+
+
+async def test_a_proxy_with_tls_is_served_and_told_of_where_it_is(site: Site) -> None:
+    """Its certificate names the host that clients know, not the loopback that the daemon uses."""
+    issued = trustme.CA().issue_cert("images.example")
+    both = site.directory / "both.pem"
+    issued.private_key_and_cert_chain_pem.write_to_path(both)
+    site.write(
+        launcher='kind = "sim"',
+        more=f"[proxy.settings]\nssl_certfile = '{both}'\n",
+        **SIM,  # type: ignore[arg-type]
+    )
+    await site.up()
+    state = await site.see(lambda s: s.cluster.health == "ok")
+    assert state.cluster.public_url == f"https://127.0.0.1:{site.base}"
+    assert b'"choices"' in b"".join([part async for part in site.client.prompt(body(2))])
+
+    before = await site.process("proxy")
+    moved = site.base + 9
+    text = site.config.read_text()
+    site.config.write_text(text.replace(f"port = {site.base}\n", f"port = {moved}\n"))
+    await site.client.reload()
+    assert (await site.client.state()).cluster.public_url == f"https://127.0.0.1:{moved}"
+
+    def renewed(state: ClusterState) -> bool:
+        now = state.process("proxy")
+        return now is not None and now.pid not in {before.pid, None} and state.cluster.health == "ok"
+
+    await site.see(renewed)
+    assert b'"choices"' in b"".join([part async for part in site.client.prompt(body(2))])
 
 
 async def test_all_encoders_are_renewed_one_by_one_and_scaled_under_load(shared: Site) -> None:
