@@ -28,7 +28,7 @@ from eccon.console.history import History
 from eccon.console.paint import Painter
 from eccon.console.screens.base import ConsoleScreen
 from eccon.console.screens.overview import Overview
-from eccon.console.source import Source
+from eccon.console.source import OF_RECORDINGS, Source
 from eccon.model import Change, ClusterInfo, ClusterState, State, Trace
 
 __all__ = ["ConsoleApp", "open_on"]
@@ -331,6 +331,11 @@ class ConsoleApp(Deeds, App[int]):
         if handler is not None:
             handler()
 
+    def offered(self, table: Iterable[actions.Action]) -> list[actions.Action]:
+        """Those of the actions that mean something in this console, and are allowed."""
+        lacks = self.link.lacks if hasattr(self, "link") else OF_RECORDINGS
+        return [a for a in table if a.name not in lacks and not (a.mutates and self.read_only)]
+
     def say(self, text: str, tone: str = "text", seconds: float = MESSAGE_S) -> None:
         """Shows a message in the place of the footer for a while."""
         self.message = [(clean(text), tone)] if text else []
@@ -352,7 +357,7 @@ class ConsoleApp(Deeds, App[int]):
     def get_system_commands(self, screen: Screen[Any]) -> Iterable[SystemCommand]:
         """The palette's entries: the actions of the screen at hand."""
         scope = screen.SCOPE if isinstance(screen, ConsoleScreen) else "overview"
-        for action in actions.in_scope(scope):
+        for action in self.offered(actions.in_scope(scope)):
             key = actions.key_label(action, self.settings.keys)
             title = f"{action.title[:1].upper()}{action.title[1:]}"
             yield SystemCommand(title, f"{key:>6}  {action.tooltip}", lambda name=action.name: self.act(name))

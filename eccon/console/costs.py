@@ -52,7 +52,7 @@ def _encoder(action: str, state: ClusterState, process: Process) -> list[str]:
         lines.append(f"{_n(held, 'item')} being encoded, {_n(staged, 'item')} staged: they go on to the PD")
         lines.append("It goes on running and gets no more items, until it is resumed")
     else:
-        lines.append(f"{_n(held, 'item')} being encoded, {_n(staged, 'item')} staged: drained first")
+        lines.append(f"Drained first: {_n(held, 'item')} being encoded, {_n(staged, 'item')} staged")
     if others:
         pd = next((p for p in state.processes if p.role is Role.PD), None)
         serving = "PD keeps serving" if pd is None or serves(pd) else f"The PD is {pd.state.value}"

@@ -14,6 +14,7 @@ from eccon.console.draw.text import clean
 from eccon.console.notify import Notify
 from eccon.console.screens.base import ConsoleScreen
 from eccon.console.screens.dialogs import AskLine, Choice, Help, Leave
+from eccon.console.screens.steady import SteadySize
 from eccon.console.source import Problem
 from eccon.model import Process, Role, Trace
 
@@ -246,11 +247,17 @@ class Deeds:
         """Shows the keys of the screen at hand."""
         screen = self._app.screen
         if isinstance(screen, ConsoleScreen):
-            self._app.push_screen(Help(screen.SCOPE))
+            self._app.push_screen(Help(screen.SCOPE, self._app.offered(actions.in_scope(screen.SCOPE))))
 
     def act_palette(self) -> None:
         """Opens the palette."""
-        self._app.action_command_palette()
+        from textual.command import CommandPalette  # noqa: PLC0415  loaded when wanted
+
+        class Palette(SteadySize, CommandPalette):
+            """Textual's, with our sizes."""
+
+        if not any(isinstance(screen, CommandPalette) for screen in self._app.screen_stack):
+            self._app.push_screen(Palette(id="--command-palette"))
 
     def ask_line(
         self, label: str, value: str, done: Callable[[str | None], None], *, live: bool = True

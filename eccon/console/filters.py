@@ -11,7 +11,13 @@ from textual.filter import LineFilter
 __all__ = ["Ascii", "NoColour"]
 
 _TABLE = {
-    **dict.fromkeys("─━┄╌═▔▁╍╸", "-"),
+    **dict.fromkeys("─▔▁", "-"),
+    # The waterfall's stretches and the bars stay apart from each other and from frames.
+    **dict.fromkeys("━╸", "="),
+    "═": "#",
+    "┄": ".",
+    "╌": "-",
+    "╍": "x",
     **dict.fromkeys("│┃┆┊▏▎▍▌▋▊▉▕║", "|"),
     **dict.fromkeys("╭╮╰╯┌┐└┘├┤┬┴┼┏┓┗┛╔╗╚╝╴╶╵╷", "+"),
     **dict.fromkeys("█▇▆▅▄▀▐■", "#"),

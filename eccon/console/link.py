@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 
 from eccon.client import Client, ControlError, NotRunning
-from eccon.console.source import Problem, Sink
+from eccon.console.source import OF_RECORDINGS, Problem, Sink
 
 __all__ = ["Link"]
 
@@ -23,6 +23,7 @@ class Link:
     """One daemon behind its control socket."""
 
     flag = ""
+    lacks = OF_RECORDINGS
 
     def __init__(self, socket: Path) -> None:
         self.socket = socket

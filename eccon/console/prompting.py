@@ -14,7 +14,7 @@ from typing import Any
 from eccon import prompt
 from eccon.console.source import Problem, Source
 
-__all__ = ["Draft", "Run", "as_curl", "as_python", "load_of", "send"]
+__all__ = ["Draft", "Run", "as_curl", "as_python", "load_of", "load_text", "send"]
 
 LOAD_MAX = 256
 REPEAT_MAX = 10_000
@@ -58,6 +58,12 @@ def load_of(text: str) -> tuple[int, float, int]:
         )
         raise prompt.PromptError(msg)
     return repeat, seconds, at_once
+
+
+def load_text(draft: Draft) -> str:
+    """A draft's load as `load_of` reads it."""
+    number = f"{draft.seconds:.0f}s" if draft.seconds else str(draft.repeat)
+    return number if draft.at_once == 1 else f"{number}x{draft.at_once}"
 
 
 @dataclass

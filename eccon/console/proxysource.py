@@ -10,7 +10,7 @@ import msgspec
 
 from eccon.client import Address, Call, ControlError, NotRunning
 from eccon.console.proxyview import ProxyView
-from eccon.console.source import Problem, Sink
+from eccon.console.source import OF_RECORDINGS, Problem, Sink
 from eccon_proxy.schema import EncoderInfo, PDInfo, ProxyState, Trace
 
 __all__ = ["ProxySource"]
@@ -21,6 +21,9 @@ SILENCE_S = 40.0
 """The proxy says something every 15 s."""
 ANSWER_S = 10.0
 TRACES = 200
+PROCESS_CONTROL = ("restart", "add", "stop", "start", "kill", "up", "down", "roll", "restart_pd", "scale")
+OF_DAEMONS = frozenset((*PROCESS_CONTROL, "reload", "doctor", "diagnostics", "logs"))
+"""Actions on processes and their files."""
 
 
 class _Traces(msgspec.Struct):
@@ -31,6 +34,7 @@ class ProxySource:
     """One proxy behind its admin address; `key` where it wants one."""
 
     flag = "proxy alone"
+    lacks = OF_RECORDINGS | OF_DAEMONS
 
     def __init__(self, address: Address, key: str = "") -> None:
         self.address = address

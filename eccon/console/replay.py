@@ -18,6 +18,8 @@ BURST = 200
 class Replay:
     """Plays a file once. Its clock stands at the time of the recording."""
 
+    lacks = frozenset({"logs", "doctor", "diagnostics"})
+
     def __init__(self, path: Path, speed: float = 1.0) -> None:
         self.path = path
         self.speed = min(max(speed, SPEED_MIN), SPEED_MAX)

@@ -22,6 +22,10 @@ class Sink(Protocol):
         """ "" when the other end answers, else why it does not."""
 
 
+OF_RECORDINGS = frozenset({"faster", "slower", "hold"})
+"""Actions that only a recording knows."""
+
+
 class Source(Protocol):
     """Where state comes from and requests go. All failures of requests are `Problem`."""
 
@@ -31,6 +35,10 @@ class Source(Protocol):
 
     def now(self) -> float:
         """The Unix time that the state is of."""
+
+    @property
+    def lacks(self) -> frozenset[str]:
+        """Names of actions that mean nothing here: help, footer and palette leave them out."""
 
     async def watch(self, sink: Sink) -> None:
         """Feeds `sink` for as long as the console lives."""

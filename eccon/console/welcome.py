@@ -3,19 +3,21 @@
 import asyncio
 import os
 import signal
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from textual.app import App, ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import Vertical
 from textual.events import Resize
 from textual.filter import LineFilter
+from textual.screen import Screen
 from textual.widgets import Input
 
 from eccon.console import filters, keymap, terminal, themes
 from eccon.console.draw.text import Line, clean, fit_line
 from eccon.console.driver import ConsoleDriver
 from eccon.console.screens.dialogs import AskLine
+from eccon.console.screens.steady import SteadySize
 from eccon.console.widgets.lines import Lines
 from eccon.console.widgets.rows import Rows
 from eccon.discovery import Findings
@@ -52,6 +54,10 @@ def choices(findings: Findings) -> list[tuple[str, str]]:
     return [*out, ("file", "Use another file …"), ("", "Leave")]
 
 
+class _Page(SteadySize, Screen[None]):
+    """All of it."""
+
+
 class Welcome(App[str]):
     """Returns one of `choices`; a file that was asked for as "file:PATH"; "" when left."""
 
@@ -79,6 +85,10 @@ class Welcome(App[str]):
         self.theme = chosen
         self.animation_level = "none"
         self.findings = findings
+
+    def get_default_screen(self) -> Screen[Any]:
+        """The one screen there is."""
+        return _Page()
 
     def get_line_filters(self) -> list[LineFilter]:
         """As the console's."""

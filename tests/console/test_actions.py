@@ -10,15 +10,18 @@ import eccon
 from eccon import cli
 from eccon.console import actions, keymap, manual
 from eccon.console.app import ConsoleApp
+from eccon.console.proxysource import ProxySource
+from eccon.console.replay import Replay
 from eccon.console.screens.base import ConsoleScreen
 from eccon.console.screens.charts import Charts
 from eccon.console.screens.detail import Detail
-from eccon.console.screens.dialogs import Help
+from eccon.console.screens.dialogs import HELP_MARGIN, Help
 from eccon.console.screens.events import Events
 from eccon.console.screens.logs import Logs
 from eccon.console.screens.overview import Overview
 from eccon.console.screens.trace import TraceScreen
 from eccon.console.screens.traces import Traces
+from eccon.console.source import OF_RECORDINGS
 from eccon.console.widgets.rows import Rows
 from tests.console import states
 
@@ -123,14 +126,32 @@ async def test_help_and_palette_name_every_action(tmp_path: Path) -> None:
             assert isinstance(screen, Help)
             assert screen.scope == scope
             drawn = (line() if callable(line) else line for _, line in screen.query_one("#keys", Rows)._rows)
-            text = "\n".join("".join(part for part, _ in line) for line in drawn)
-            for action in actions.in_scope(scope):
-                assert action.tooltip in text
-                assert f" {action.title} " in text
+            lines = ["".join(part for part, _ in line) for line in drawn]
+            text = " ".join(" ".join(line[HELP_MARGIN - 1 :] for line in lines).split())
+            offered = app.offered(actions.in_scope(scope))
+            assert {a.name for a in actions.in_scope(scope)} - {a.name for a in offered} == OF_RECORDINGS
+            for action in offered:
+                assert action.tooltip in text  # whole, however it is folded
+                assert any(f" {action.title} " in line for line in lines)
             await pilot.press("escape")
             await pilot.pause()
             titles = {c.title.lower() for c in app.get_system_commands(app.screen)}
-            assert titles == {a.title.lower() for a in actions.in_scope(scope)}
+            assert titles == {a.title.lower() for a in offered}
+
+
+async def test_what_a_console_cannot_do_it_does_not_offer(tmp_path: Path) -> None:
+    alone = ProxySource(tmp_path / "none")
+    for read_only, source, there, absent in (
+        (True, None, {"traces", "doctor"}, {"restart", "prompt", "faster"}),
+        (False, alone, {"drain", "remove", "prompt"}, {"restart", "logs", "doctor", "hold"}),
+        (True, Replay(tmp_path / "none"), {"faster", "hold", "traces"}, {"restart", "logs", "doctor"}),
+    ):
+        app = ConsoleApp(tmp_path / "none", read_only=read_only)
+        if source is not None:
+            app.link = source
+        names = {a.name for a in app.offered(actions.ACTIONS)}
+        assert there <= names
+        assert not absent & names
 
 
 def test_the_users_keys_replace_ours_and_clashes_are_said(tmp_path: Path) -> None:

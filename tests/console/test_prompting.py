@@ -23,6 +23,9 @@ from eccon.prompt import PromptError
 )
 def test_a_load(text: str, load: tuple[int, float, int]) -> None:
     assert prompting.load_of(text) == load
+    times, seconds, width = load
+    draft = prompting.Draft("m", "t", "", repeat=times, seconds=seconds, at_once=width)
+    assert prompting.load_of(prompting.load_text(draft)) == load
 
 
 @pytest.mark.parametrize(

@@ -23,6 +23,13 @@ GLYPHS = {
 }
 
 
+FIGURES = ("encode", "push", "wait", "pull", "transfer")
+ALL_MOVES, IN_SUM = (0, 1, 2, 3), (0, 4)
+"""The figures of an item that a wide terminal shows, and a narrow one: the transfer is push + pull."""
+FIGURE_WIDTH = 9
+WIDE = 110
+
+
 class WaterRow(msgspec.Struct, frozen=True):
     """One row: its label, the spans drawn on it, and a note at the right."""
 
@@ -32,8 +39,8 @@ class WaterRow(msgspec.Struct, frozen=True):
     note: str
     tone: str = "text"
     uuid: str = ""
-    short: str = ""
-    """The note for a narrow terminal."""
+    took: tuple[str, ...] = ()
+    """Of an item, in place of a note: what FIGURES names."""
     at: float | None = None
     """Of an event: when, in seconds from the request's begin."""
 
@@ -42,10 +49,14 @@ def _took(span: Span) -> str:
     return figures.NONE if span.end is None else f"{figures.seconds(span.end - span.start)} s"
 
 
-def _milliseconds(span: Span | None) -> str:
-    if span is None or span.end is None:
-        return figures.NONE
-    return f"{figures.ms((span.end - span.start) * 1000)} ms"
+def _short(*spans: Span | None) -> str:
+    """How long they took together, in the unit that suits; a dash while one is not known."""
+    total = 0.0
+    for span in spans:
+        if span is None or span.end is None:
+            return figures.NONE
+        total += span.end - span.start
+    return f"{figures.ms(total * 1000)} ms" if total < 0.9995 else f"{figures.seconds(total)} s"
 
 
 def _item_row(encode: Span, moves: dict[str, Span], first: bool) -> WaterRow:
@@ -57,15 +68,14 @@ def _item_row(encode: Span, moves: dict[str, Span], first: bool) -> WaterRow:
         return WaterRow(
             label, who, (encode,), f"✗ {word} after {_took(encode)}{detail}", "error", encode.uuid
         )
-    note = "encoding" if encode.end is None else f"encode {_took(encode)}"
     push, wait, pull = (moves.get(kind) for kind in ("push", "wait", "pull"))
-    short = "" if encode.end is None else _took(encode)
-    if push is not None and pull is not None and push.end is not None and pull.end is not None:
-        short += f" +{figures.ms((push.end - push.start + pull.end - pull.start) * 1000)} ms"
-    if push is not None or pull is not None:
-        note += f"  push {_milliseconds(push)}  wait {_milliseconds(wait)}  pull {_milliseconds(pull)}"
+    took = (
+        "encoding" if encode.end is None else _short(encode),
+        *(_short(span) for span in (push, wait, pull)),
+        _short(push, pull),
+    )
     spans = (encode, *(s for s in (push, wait, pull) if s is not None))
-    return WaterRow(label, who, spans, note, "text", encode.uuid, short)
+    return WaterRow(label, who, spans, "", "text", encode.uuid, took)
 
 
 def _events(trace: Trace, events: Iterable[LogEvent], until: float) -> list[WaterRow]:
@@ -199,6 +209,10 @@ def _bars(row: WaterRow, extent: float, cells: int) -> Line:
     return line
 
 
+def _columns(texts: Iterable[str]) -> str:
+    return "".join(fit(text, FIGURE_WIDTH, right=True) for text in texts)
+
+
 def span_lines(
     trace: Trace, width: int, now: float, events: Iterable[LogEvent] = ()
 ) -> list[tuple[str, Line]]:
@@ -213,14 +227,18 @@ def span_lines(
     narrow = width < 70
     who = 0 if narrow else min(max((len(r.who) for r in all_rows), default=0), 14)
     label = min(max((len(r.label) for r in all_rows), default=5), 10) + (who + 2 if who else 1) + 1
-    tight = width < 110
-    notes = [(r.short or r.note) if tight else r.note for r in all_rows]
-    longest = max((len(text) for text in notes), default=0)
-    note = min(longest, max(width - label - 24, 0), width // 3) if width >= 40 else 0
+    shown = ALL_MOVES if width >= WIDE else IN_SUM
+    least = FIGURE_WIDTH * len(shown) if any(r.took for r in all_rows) else 0
+    longest = max((len(r.note) for r in all_rows), default=0)
+    note = min(max(longest, least), max(width - label - 24, 0), width // 3) if width >= 40 else 0
     cells = max(width - label - (note + 2 if note else 0), 8)
     extent = _extent(trace, now)
-    out: list[tuple[str, Line]] = [("", fit_line(_axis(extent, label, cells), width))]
-    for row, text in zip(all_rows, notes, strict=True):
+    axis = _axis(extent, label, cells)
+    if note and least:
+        axis += [("  ", "text"), (fit(_columns([FIGURES[i] for i in shown]), note), "dim")]
+    out: list[tuple[str, Line]] = [("", fit_line(axis, width))]
+    for row in all_rows:
+        text = _columns([row.took[i] for i in shown]) if row.took else row.note
         left = fit(row.label, label - (who + 2 if who else 1) - 1)
         line: Line = [(left + " ", "text")]
         if who:

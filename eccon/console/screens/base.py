@@ -13,6 +13,7 @@ from textual.widget import Widget
 from eccon.console import actions
 from eccon.console.draw.header import header, headers
 from eccon.console.draw.text import Line, fit_line, line_width
+from eccon.console.screens.steady import SteadySize
 from eccon.console.widgets.lines import Lines
 from eccon.model import ClusterState
 
@@ -33,7 +34,7 @@ def bindings(scope: str) -> list[BindingType]:
     ]
 
 
-class ConsoleScreen(Screen[None]):
+class ConsoleScreen(SteadySize, Screen[None]):
     """A screen that draws itself from the app's state."""
 
     SCOPE: ClassVar[str] = ""
@@ -116,7 +117,7 @@ class ConsoleScreen(Screen[None]):
 
     def footer_actions(self) -> Iterable[actions.Action]:
         """What the footer names."""
-        return actions.footer(self.SCOPE)
+        return self.console_app.offered(actions.footer(self.SCOPE))
 
     def _draw_small(self) -> None:
         if self.is_mounted and self.has_class("-small"):

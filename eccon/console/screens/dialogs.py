@@ -12,18 +12,22 @@ from textual.widgets import Input
 
 from eccon.console import actions
 from eccon.console.draw.text import Line, clean, fit, wrap
+from eccon.console.screens.steady import SteadySize
 from eccon.console.widgets.lines import Lines
 from eccon.console.widgets.rows import Rows
 
 if TYPE_CHECKING:
     from eccon.console.app import ConsoleApp
 
-__all__ = ["AskLine", "Choice", "Help", "Jump", "Leave", "LineInput"]
+__all__ = ["HELP_MARGIN", "AskLine", "Choice", "Help", "Jump", "Leave", "LineInput"]
 
 R = TypeVar("R")
 
+HELP_MARGIN = 32
+"""Cells for key and title; what an action does is folded to the right of them."""
 
-class Choice(ModalScreen[R]):
+
+class Choice(SteadySize, ModalScreen[R]):
     """A question with answers in a row; the first one is chosen at the start."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
@@ -132,7 +136,7 @@ class LineInput(Input):
         event.prevent_default()
 
 
-class AskLine(ModalScreen[str | None]):
+class AskLine(SteadySize, ModalScreen[str | None]):
     """One line of text at the bottom of the screen; escape gives None."""
 
     BINDINGS: ClassVar[list[BindingType]] = [Binding("escape", "cancel", show=False)]
@@ -174,7 +178,7 @@ class AskLine(ModalScreen[str | None]):
         self.dismiss(None)
 
 
-class Jump(ModalScreen[str]):
+class Jump(SteadySize, ModalScreen[str]):
     """Waits for one of the letters that the panes below wear; "" for any other key."""
 
     def __init__(self, letters: str) -> None:
@@ -187,7 +191,7 @@ class Jump(ModalScreen[str]):
         self.dismiss(character if character and character in self.letters else "")
 
 
-class Help(ModalScreen[None]):
+class Help(SteadySize, ModalScreen[None]):
     """The keys of the screen at hand, from the table of actions."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
@@ -195,9 +199,11 @@ class Help(ModalScreen[None]):
     ]
     AUTO_FOCUS = "#keys"
 
-    def __init__(self, scope: str) -> None:
+    def __init__(self, scope: str, shown: Sequence[actions.Action]) -> None:
+        """`shown`: those of the scope's actions that this console has."""
         super().__init__(classes="dialog")
         self.scope = scope
+        self.shown = shown
 
     def compose(self) -> ComposeResult:
         with Vertical(classes="box wide"):
@@ -217,37 +223,26 @@ class Help(ModalScreen[None]):
         width = rows.size.width
         keymap = app.settings.keys
         out: list[Line] = []
-        for action in actions.in_scope(self.scope):
-            line: Line = [
-                (f" {actions.key_label(action, keymap):>6}  ", "key"),
-                (fit(action.title, 22), "text"),
-                (action.tooltip, "dim"),
-            ]
-            out.append(line)
+        for action in self.shown:
+            out += _entry(actions.key_label(action, keymap), action.title, action.tooltip, width)
             if action.command and width >= 60:
-                out.append([(" " * 31, "text"), (action.command, "accent")])
-        out += [
-            [],
-            [
-                ("   move  ", "key"),
-                (fit("↑ ↓ j k pgup pgdn", 22), "text"),
-                ("g first, G last, tab the next pane", "dim"),
-            ],
-            [
-                ("     ^c  ", "key"),
-                (fit("copy or leave", 22), "text"),
-                ("copies what the mouse marked; twice: leave", "dim"),
-            ],
-            [],
-            [
-                (
-                    " Servers go on when this console ends. After kill -9 of it, `reset` mends the terminal.",
-                    "dim",
-                )
-            ],
-        ]
+                out.append([(" " * HELP_MARGIN, "text"), (action.command, "accent")])
+        out.append([])
+        out += _entry("move", "↑ ↓ j k pgup pgdn", "g first, G last, tab the next pane", width)
+        out += _entry("^c", "copy or leave", "copies what the mouse marked; twice: leave", width)
+        out.append([])
+        ending = "Servers go on when this console ends. After kill -9 of it, `reset` mends the terminal."
+        out += [[(f" {piece}", "dim")] for piece in wrap(ending, width - 2)]
         rows.put([], [(str(i), line) for i, line in enumerate(out)])
 
     def action_dismiss_help(self) -> None:
         """Back to the screen."""
         self.dismiss(None)
+
+
+def _entry(key: str, title: str, text: str, width: int) -> list[Line]:
+    """Key, title, and what it does in as many lines as that takes."""
+    head: Line = [(f" {key:>6}  ", "key"), (fit(title, HELP_MARGIN - 9), "text")]
+    pieces = wrap(text, max(width - HELP_MARGIN - 1, 10))
+    more: list[Line] = [[(" " * HELP_MARGIN, "text"), (piece.lstrip(), "dim")] for piece in pieces[1:]]
+    return [[*head, (pieces[0], "dim")], *more]

@@ -60,7 +60,8 @@ class Events(ConsoleScreen):
             caption.append(("  paused", "warn"))
         self.query_one("#caption", Lines).show([fit_line(caption, width)])
         rows = self.query_one("#list", Rows)
-        rows.put([], [(key, events.event(e, rows.size.width)) for key, e in shown])
+        none = f"no event matches {self.words!r}" if self.words else "nothing happened yet"
+        rows.put([], [(key, events.event(e, rows.size.width)) for key, e in shown], none)
 
     def subject(self) -> str:
         """The process that the chosen event is about; empty for the cluster."""

@@ -65,6 +65,7 @@ class Logs(ConsoleScreen):
 
     def on_mount(self) -> None:
         self.view.timed = self.process_name == ALL
+        self.view.folded = bool(self.words)  # what is looked for stands far to the right in vLLM's lines
         self._search(self.words)
         self._open()
 

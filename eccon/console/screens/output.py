@@ -13,6 +13,7 @@ from textual.screen import ModalScreen
 
 from eccon.console.draw.text import Line, wrap
 from eccon.console.logtext import parse, strip_sgr
+from eccon.console.screens.steady import SteadySize
 from eccon.console.widgets.rows import Rows
 
 __all__ = ["Output"]
@@ -20,7 +21,7 @@ __all__ = ["Output"]
 LINES_MAX = 5000
 
 
-class Output(ModalScreen[None]):
+class Output(SteadySize, ModalScreen[None]):
     """Runs `eccon ARGUMENTS` in a process of its own; leaving ends it."""
 
     BINDINGS: ClassVar[list[BindingType]] = [Binding("escape,q,enter", "leave", show=False)]

@@ -17,6 +17,7 @@ from eccon.console.draw import figures
 from eccon.console.draw.text import Line, clean, clean_lines, fit, fit_line, wrap
 from eccon.console.prompting import Draft, Run
 from eccon.console.screens.dialogs import LineInput
+from eccon.console.screens.steady import SteadySize
 from eccon.console.widgets.lines import Lines
 from eccon.console.widgets.rows import Rows
 from eccon.model import Trace
@@ -50,7 +51,7 @@ class _Paths(Suggester):
         return images.complete(value)
 
 
-class Prompt(ModalScreen[None]):
+class Prompt(SteadySize, ModalScreen[None]):
     """Fields, thumbnails, answer, images."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
@@ -92,7 +93,7 @@ class Prompt(ModalScreen[None]):
         hints = {
             "images": "paths, *.png, directories, URLs, samples:4, new:2x640x480",
             "load": "20x4: twenty requests, four at once; 30sx4: for 30 s",
-            "extra": '{"temperature": 0}',
+            "extra": 'more of the body, such as {"temperature": 0}',
         }
         self.stream = last.stream if last else True
         with Vertical(id="prompt-box", classes="box"):
@@ -207,18 +208,28 @@ class Prompt(ModalScreen[None]):
         if at_end and self.run is not None and not self.run.over:
             box.first = len(lines)
             box.draw()
-        keys = [
+        bar = self.query_one("#prompt-keys", Lines)
+        bar.show([self._keys(bar.size.width)])
+
+    def _keys(self, width: int) -> Line:
+        """The dialog's keys, as many as fit; how to leave is always among them."""
+        last = ("esc", "close")
+        room = width - len(" ".join(last))
+        line: Line = []
+        for key, word in (
             ("enter", "send"),
             ("^s", "samples"),
             ("^t", f"stream {'on' if self.stream else 'off'}"),
             ("^y", "curl"),
-        ]
-        keys += [("^o", "python"), ("^w", "waterfall"), ("↑↓", "history"), ("esc", "close")]
-        line: Line = []
-        for key, word in keys:
+            ("^o", "Python"),
+            ("^w", "waterfall"),
+            ("↑↓", "history"),
+        ):
+            room -= len(key) + len(word) + 3
+            if room < 0:
+                break
             line += [(key, "key"), (f" {word}  ", "hint")]
-        bar = self.query_one("#prompt-keys", Lines)
-        bar.show([fit_line(line, bar.size.width)])
+        return fit_line([*line, (last[0], "key"), (f" {last[1]}", "hint")], width)
 
     def _draw_thumbs(self) -> None:
         thumbs = self.query_one("#thumbs", Lines)
@@ -335,7 +346,8 @@ class Prompt(ModalScreen[None]):
         at = len(past) if self._past is None else self._past
         self._past = min(max(at + by, 0), len(past) - 1)
         draft = past[self._past]
-        for name in ("model", "text", "images", "extra"):
-            self.query_one(f"#{name}", Input).value = getattr(draft, name)
+        for name in ("model", "text", "images", "extra", "max_tokens"):
+            self.query_one(f"#{name}", Input).value = str(getattr(draft, name))
+        self.query_one("#load", Input).value = prompting.load_text(draft)
         self.stream = draft.stream
         self.draw()

@@ -7,6 +7,7 @@ from textual.binding import Binding, BindingType
 from textual.containers import Vertical
 from textual.screen import ModalScreen
 
+from eccon.console.screens.steady import SteadySize
 from eccon.console.widgets.rows import Rows
 
 if TYPE_CHECKING:
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
 __all__ = ["ThemeChoice"]
 
 
-class ThemeChoice(ModalScreen[None]):
+class ThemeChoice(SteadySize, ModalScreen[None]):
     """All themes by name; enter keeps the one shown, escape the one before."""
 
     BINDINGS: ClassVar[list[BindingType]] = [

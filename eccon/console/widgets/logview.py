@@ -157,8 +157,7 @@ class LogView(Lines, can_focus=True):
         if hit is None:
             return False
         self.marked = hit
-        shown = self.indices()
-        self.top = shown[max(0, self._at(hit) - self.size.height // 3)]
+        self.top = self._before(hit)
         self.draw()
         return True
 
@@ -184,6 +183,17 @@ class LogView(Lines, can_focus=True):
                 if len(lines) >= height:
                     break
         self.show(lines[:height], marked)
+
+    def _before(self, index: int) -> int:
+        """The first line to show, so that the line at `index` stands in the window's upper third."""
+        shown = self.indices()
+        at = self._at(index)
+        room = self.size.height // 3
+        while at > 0 and room > 0:
+            room -= len(self._folded(shown[at - 1], max(self.size.width, 1)))
+            if room >= 0:
+                at -= 1
+        return shown[at]
 
     def _at(self, index: int) -> int:
         return min(bisect_left(self.indices(), index), max(0, len(self.indices()) - 1))
@@ -260,8 +270,7 @@ class LogView(Lines, can_focus=True):
         else:
             n = next((k for k in range(len(hits) - 1, -1, -1) if hits[k] < self.found), len(hits) - 1)
         self.found = hits[n]
-        shown = self.indices()
-        self.top = shown[max(0, self._at(self.found) - self.size.height // 3)]
+        self.top = self._before(self.found)
         self._show_columns(self.found)
         self.draw()
         return n + 1, len(hits)
@@ -270,6 +279,8 @@ class LogView(Lines, can_focus=True):
         """Moves a cut line sideways when its match would not be seen."""
         match = self.pattern.search(plain(parse(self._kept[i].text))) if self.pattern is not None else None
         self.left = 0
+        if self.folded:
+            return
         if match is not None and match.end() > self.size.width:
             self.left = max(0, match.start() - self.size.width // 3)
 

@@ -7,7 +7,7 @@ from textual.binding import Binding, BindingType
 from textual.events import Click, MouseScrollDown, MouseScrollUp
 from textual.message import Message
 
-from eccon.console.draw.text import Line, fit_line, line_width
+from eccon.console.draw.text import Line, cell_len, fit_line, line_width, plain
 from eccon.console.widgets.lines import Lines
 
 __all__ = ["Rows"]
@@ -108,6 +108,10 @@ class Rows(Lines, can_focus=True):
         hint = (f" ↑{self.first}" if self.first > 0 else "") + (f" ↓{below}" if below > 0 else "")
         if not hint:
             return fit_line(self._heading, width, "head")
+        free = width - len(plain(self._heading).rstrip()) - 1
+        arrows = hint[1:2] + ("↓" if "↓" in hint[2:] else "")
+        if cell_len(hint) > free >= cell_len(arrows):  # a heading is worth more than how many there are
+            hint = arrows
         tail: Line = [(hint + " ", "accent")]
         return [*fit_line(self._heading, width - line_width(tail), "head"), *tail]
 
