@@ -8,7 +8,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor, wait
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -222,19 +222,6 @@ def model_by_another_path(world: World) -> None:
     _typed(world, part(None, picture()))
 
 
-def pd_away(world: World) -> None:
-    """140 users send a picture each while there is no PD, which comes back; then two more."""
-    contents = [[part(None, picture(64, 64)), text()] for _ in range(142)]
-    world.pd.destroy()
-    with ThreadPoolExecutor(140) as pool:
-        asked = [pool.submit(world.ask, content) for content in contents[2:]]
-        wait(asked, timeout=20)
-        world.restart_pd()
-        world.beside(lambda: wait(asked))
-    for content in contents[:2]:
-        world.ask(content)
-
-
 _FEW_PULLS = Room(pd={"max_concurrent_pulls": 3}, flags=("--pd-items", "3"))
 _FEW_KEPT = Room(encoder={"producer_cache_capacity": 2}, flags=("--staged-items", "2"))
 _BRIEFLY_KEPT = Room(encoder={"producer_cache_ttl_s": KEPT_S}, flags=("--staged-age", str(KEPT_S * 0.75)))
@@ -256,5 +243,4 @@ FAULTS = (
         "item-waits", "an image waits for another longer than its encoder keeps it", item_waits, _BRIEFLY_KEPT
     ),
     Fault("model-path", "encoders name the model by another path", model_by_another_path, Room(detour="/.")),
-    Fault("pd-away", "images while the PD is away: the 65th blocks an encoder", pd_away),
 )

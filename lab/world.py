@@ -10,7 +10,7 @@ from typing import Any
 
 from lab.fronts import PATIENCE_S, Asked, Front
 from tests.contract.client import ask, fresh, image, part, png, text
-from tests.contract.target import LabTarget, Server, free_port, until
+from tests.contract.target import Server, Target, free_port, until
 
 __all__ = ["Outcome", "Room", "World", "picture"]
 
@@ -61,7 +61,7 @@ def picture(width: int = 224, height: int = 224) -> str:
 class World:
     """One front's cluster. Whatever a fault breaks is mended before the next."""
 
-    def __init__(self, target: LabTarget, front: Front) -> None:
+    def __init__(self, target: Target, front: Front) -> None:
         self.target = target
         self.front = front
         self.outcome = Outcome()

@@ -1,0 +1,40 @@
+"""The lab's fault list does harm without a proxy and none behind ours; on the stand-in, to have it soon."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from lab.faults import FAULTS
+from lab.fronts import ByHand, Eccon, Front
+from lab.world import World
+from tests.contract.target import SimTarget
+
+TRIED = ("chat-goes-on", "too-many-items", "item-waits")
+
+
+@pytest.fixture
+def world(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[World]:
+    target = SimTarget(tmp_path)
+    front: Front = Eccon(tmp_path) if request.param == "eccon" else ByHand()
+    made = World(target, front)
+    try:
+        yield made
+    finally:
+        made.close()
+        target.close()
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("world", ["by hand", "eccon"], indirect=True)
+def test_what_happens(world: World) -> None:
+    harmed = set()
+    for fault in FAULTS:
+        if fault.name not in TRIED:
+            continue
+        world.prepare(fault.room)
+        fault.act(world)
+        seen = world.conclude()
+        if seen.pd_died or seen.wrong or seen.failed:
+            harmed.add(fault.name)
+    assert harmed == (set() if isinstance(world.front, Eccon) else set(TRIED))
