@@ -20,9 +20,10 @@ from eccon.cli.common import (
     control_socket,
     follow,
     narrate,
+    plain,
 )
 from eccon.cli.progress import Progress
-from eccon.cli.watching import serves, watch
+from eccon.cli.watching import ENDED, serves, watch
 from eccon.client import Client, ControlError, NotRunning
 from eccon.launch import versions
 from eccon.model import ClusterState, Process, Quantiles
@@ -74,7 +75,7 @@ async def bring_up(file: str | None, *, detach: bool, timeout: float = 0, partia
             narrate(f"{topology.name} is starting; `eccon status` tells how far it is")
             return 0
         try:
-            return await wait_until_ready(client, timeout)
+            return await wait_until_ready(client, timeout, partial=partial)
         except asyncio.CancelledError:
             narrate(f"\n{topology.name} goes on starting; `eccon down` stops it")
             return INTERRUPTED
@@ -89,20 +90,28 @@ async def _is_running(socket: Path) -> bool:
     return True
 
 
-async def wait_until_ready(client: Client, timeout: float) -> int:
+async def wait_until_ready(client: Client, timeout: float, *, partial: bool = False) -> int:
     """Shows every step until all wanted processes are ready (0) or one has failed (1).
+
+    Args: partial: encoders that are blocked or have failed may be missing, as long as there is another.
 
     Raises:
         TimeoutError: neither within `timeout` seconds.
     """
 
     def all_serve(state: ClusterState) -> bool:
-        wanted = [p for p in state.processes if p.wanted]
+        wanted = [p for p in state.processes if p.wanted and not (partial and p.state in ENDED)]
         return bool(wanted) and all(map(serves, wanted))
 
-    code = await watch(client, all_serve, timeout, "not ready, though it goes on starting,")
+    code = await watch(
+        client, all_serve, timeout, "not ready, though it goes on starting,", without_some=partial
+    )
     if code == 0:
-        narrate(f"ready: {(await client.state()).cluster.public_url}")
+        state = await client.state()
+        for p in state.processes:
+            if p.wanted and p.state in ENDED:
+                narrate(f"without {p.name}: {p.reason}")
+        narrate(f"ready: {state.cluster.public_url}")
     return code
 
 
@@ -184,7 +193,7 @@ async def _watch_status(client: Client, *, as_json: bool) -> None:
 
 def _table(state: ClusterState) -> str:
     c = state.cluster
-    head = f"{c.name}  {c.public_url}  {c.health}" + (f": {c.reason}" if c.reason else "")
+    head = plain(f"{c.name}  {c.public_url}  {c.health}" + (f": {c.reason}" if c.reason else ""))
     rows = [
         ("NAME", "STATE", "DEVICE", "PORT", "PID", "UP", "RESTARTS", "IN/ST", "ITEMS", "XFER P50/P99 MS", "")
     ]
@@ -202,14 +211,14 @@ def _table(state: ClusterState) -> str:
                 f"{e.inflight}/{e.staged}" if e else "-",
                 str(e.items) if e else "-",
                 _ms(p.transfer.total) if p.transfer else "-",
-                p.reason,
+                plain(p.reason),
             )
         )
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]) - 1)]
     lines = [
         "  ".join(cell.ljust(w) for cell, w in zip(row, [*widths, 0], strict=True)).rstrip() for row in rows
     ]
-    alarms = [f"! {a.subject}: {a.text}" for a in state.alarms]
+    alarms = [plain(f"! {a.subject}: {a.text}") for a in state.alarms]
     return "\n".join([head, *alarms, *lines])
 
 

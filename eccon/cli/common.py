@@ -30,6 +30,7 @@ __all__ = [
     "guarded",
     "long_config_option",
     "narrate",
+    "plain",
     "plain_command",
 ]
 
@@ -44,7 +45,12 @@ P = ParamSpec("P")
 
 def narrate(text: str) -> None:
     """Says something about what is done. stdout is for what was asked."""
-    click.echo(text, err=True)
+    click.echo("\n".join(map(plain, text.split("\n"))), err=True)
+
+
+def plain(text: str) -> str:
+    """Texts quote logs, errors and names of foreign processes: what could move a cursor is not printed."""
+    return text if text.isprintable() else "".join(c if c.isprintable() else "\ufffd" for c in text)
 
 
 def file_or_parents(ctx: click.Context, _: click.Parameter, value: str | None) -> str | None:

@@ -6,7 +6,7 @@ import time
 import click
 import msgspec
 
-from eccon.cli.common import command, control_socket, long_config_option
+from eccon.cli.common import command, control_socket, long_config_option, plain
 from eccon.client import Client
 from eccon.model import ClusterState, EventLogged, LogEvent
 
@@ -46,7 +46,5 @@ def _print(found: tuple[LogEvent, ...], as_json: bool) -> None:
             click.echo(msgspec.json.encode(event))
             continue
         stamp = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(event.at))
-        # Texts quote logs and errors: what could move a cursor is not printed.
-        text = "".join(c if c.isprintable() else "�" for c in event.text)
-        click.echo(f"{stamp}  {event.severity:<7}  {event.subject:<12} {text}")
+        click.echo(f"{stamp}  {event.severity:<7}  {event.subject:<12} {plain(event.text)}")
     sys.stdout.flush()

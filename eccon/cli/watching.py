@@ -8,9 +8,10 @@ from eccon.cli.progress import Progress
 from eccon.client import Client, NotRunning
 from eccon.model import ClusterState, Process, Role, State
 
-__all__ = ["serves", "settle", "watch"]
+__all__ = ["ENDED", "serves", "settle", "watch"]
 
 ENDED = (State.FAILED, State.BLOCKED)
+"""Those that nothing more happens in by itself, or not soon."""
 
 
 def serves(p: Process) -> bool:
@@ -25,10 +26,14 @@ async def watch(
     timeout: float,
     complaint: str,
     only: str | None = None,
+    *,
+    without_some: bool = False,
 ) -> int:
     """Shows processes until the state is `there` (0), or a wanted one has failed (1, with last lines).
 
-    Args: only: the one that matters; else all.
+    Args:
+        only: the one that matters; else all.
+        without_some: some encoders may fail, as long as there is one that has not.
 
     Raises:
         TimeoutError: neither within `timeout` seconds.
@@ -39,8 +44,9 @@ async def watch(
             looked_at = [p for p in state.processes if only in {None, p.name}]
             progress.show(looked_at)
             lost = [p for p in looked_at if p.wanted and p.state in ENDED]
-            if lost or there(state):
-                return lost
+            bearable = without_some and _can_serve(state)
+            if there(state) or (lost and not bearable):
+                return [] if bearable else lost
         msg = "the daemon ended"
         raise NotRunning(msg)
 
@@ -51,9 +57,16 @@ async def watch(
         msg = f"{complaint} after {timeout:g} s"
         raise TimeoutError(msg) from e
     for p in lost:
-        for text in p.last_lines:
+        # One that is blocked was not started: its last lines are of an earlier life.
+        for text in p.last_lines if p.state is State.FAILED else ():
             narrate(f"  {p.name} | {text}")
     return FAILED if lost else 0
+
+
+def _can_serve(state: ClusterState) -> bool:
+    """Whether PD, proxy and some encoder are wanted and have not failed."""
+    well = {r: [p.wanted and p.state not in ENDED for p in state.processes if p.role is r] for r in Role}
+    return all(well[Role.PD]) and all(well[Role.PROXY]) and any(well[Role.ENCODER])
 
 
 async def settle(

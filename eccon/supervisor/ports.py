@@ -128,4 +128,6 @@ def _command(pid: int) -> str:
         line = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
     except OSError:
         return "ended meanwhile"
-    return line[:80] or "no command line"
+    # A newline or an escape in it must not reach a table.
+    words = "".join(c if c.isprintable() else " " for c in line).split()
+    return " ".join(words)[:80] or "no command line"
