@@ -260,3 +260,26 @@ def test_details_name_devices_counts_steps_and_environment() -> None:
     assert pd is not None
     text = "\n".join(plain(line) for line in detail.detail(state, pd, History(), 120, NOW, 300))
     assert "4,800 received, 4,790 pulled" in text
+
+
+@pytest.mark.parametrize("known", [False, True])
+def test_details_tell_how_well_a_process_is_guarded(known: bool) -> None:
+    state = states.on_npus()
+    state = msgspec.structs.replace(
+        state, cluster=msgspec.structs.replace(state.cluster, lost_guard_events=1234)
+    )
+    pd, encoder = state.process("pd"), state.process("encoder-1")
+    assert pd is not None
+    assert encoder is not None
+    for process, level, words in (
+        (pd, "wrap", "guard        on, by wrapping the scheduler"),
+        (pd, "off", "guard        off: an encoder that crashes"),
+        (encoder, "hooks", "guard        partly"),
+        (encoder, "vendor", "guard        off: the guard found a version"),
+    ):
+        told = msgspec.structs.replace(process, guard=level)
+        if not known:  # by the proxy
+            told = msgspec.structs.replace(told, pd=None, encoder=None)
+        text = "\n".join(plain(line) for line in detail.detail(state, told, History(), 120, NOW, 300))
+        assert words in text
+        assert ("1,234 events of the guards were lost" in text) == (known and process is pd)

@@ -196,7 +196,7 @@ def _encoder(process: Process, history: History, width: int) -> list[Line]:
     lines: list[Line] = [_title("Encoder", width)]
     e = process.encoder
     if e is None:
-        return [*lines, [(" the proxy does not know it (yet)", "dim")], []]
+        return [*lines, [(" the proxy does not know it (yet)", "dim")], *_counts(process), []]
     lines.append(
         _field(
             "for proxy",
@@ -221,7 +221,7 @@ def _pd(state: ClusterState, process: Process, width: int, now: float) -> list[L
     lines: list[Line] = [_title("PD", width)]
     pd = process.pd
     if pd is None:
-        return [*lines, [(" the proxy does not know it (yet)", "dim")], []]
+        return [*lines, [(" the proxy does not know it (yet)", "dim")], *_counts(process), []]
     lines.append(
         _field(
             "for proxy",
@@ -237,6 +237,8 @@ def _pd(state: ClusterState, process: Process, width: int, now: float) -> list[L
     lines.append(_quantiles("transfer", t.total if t else None))
     if t is not None:
         lines += [_quantiles("  push", t.push), _quantiles("  wait", t.wait), _quantiles("  pull", t.pull)]
+    if lost := state.cluster.lost_guard_events:
+        lines.append(_field("", f"{figures.count(lost)} events of the guards were lost on the way", "warn"))
     return [*lines, *_counts(process), []]
 
 
