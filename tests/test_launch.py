@@ -312,6 +312,7 @@ def test_a_guarded_process_is_told_where_the_guard_is(guide: config.Topology) ->
             "guard_staged_ttl_s": connectors.TTL_S,
             "guard_name": name,
             "guard_events": "/state/guard.sock",
+            "guard_directory": "/state/guard",
         }
         first = spec.env["PYTHONPATH"].split(":")[0]
         assert (Path(first) / "eccon_guard" / "connector.py").is_file()

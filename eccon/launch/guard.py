@@ -5,6 +5,7 @@ installed. It looks once more at what it finds there, and steps down by itself.
 """
 
 import os
+from pathlib import Path
 from typing import Any, Literal
 
 from eccon.config import Topology
@@ -16,6 +17,8 @@ from eccon.paths import ClusterPaths
 __all__ = ["KEYS", "environment", "mode", "told", "transfer"]
 
 VENDOR = "RblnECNixlConnector"
+MEETING_MAX = 80
+"""Bytes of a directory in which the guard's two halves can meet: a socket's path has 107."""
 KEYS = frozenset(
     {
         *("guard_crc", "guard_delivery_wait_s", "guard_pull_timeout_s"),
@@ -57,7 +60,12 @@ def told(
         "guard_staged_ttl_s": ttl_s,
         "guard_name": name,
         "guard_events": str(paths.guard_socket),
-    }
+    } | _meeting(paths.sockets / "guard")
+
+
+def _meeting(directory: Path) -> dict[str, str]:
+    """Below the cluster's own directory, where nobody else can be in the way, if a path fits there."""
+    return {"guard_directory": str(directory)} if len(os.fsencode(directory)) <= MEETING_MAX else {}
 
 
 def environment(topology: Topology, own: dict[str, str]) -> dict[str, str]:

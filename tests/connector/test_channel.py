@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from eccon.connector.eccon_guard.channel import BACKLOG, Listener, Speaker, socket_path
+from eccon.connector.eccon_guard.channel import BACKLOG, Listener, Speaker, meeting_place, socket_path
 from eccon.connector.eccon_guard.events import Events
 from eccon.connector.eccon_guard.notes import Note
 
@@ -130,8 +130,14 @@ def test_a_directory_that_others_may_enter_is_refused(tmp_path: Path) -> None:
     link.symlink_to(real)
     with pytest.raises(PermissionError):
         socket_path(str(link), "engine")
+    deep = real / ("d" * 100)
     with pytest.raises(OSError, match="too long"):
-        socket_path(str(real), "e" * 200)
+        socket_path(str(deep), "engine")
+    found = meeting_place([str(tmp_path), "/proc/nobody", str(deep), str(real)], "engine")
+    assert found.parent == real
+    with pytest.raises(PermissionError):
+        meeting_place([str(deep), str(tmp_path)], "engine")
+    assert socket_path(str(real), "../e " * 99).parent == real
 
 
 def test_events_are_numbered_and_never_block(tmp_path: Path) -> None:

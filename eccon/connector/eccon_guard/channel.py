@@ -5,13 +5,14 @@ Nothing here blocks. The directory is the user's own, 0700: nobody else may spea
 """
 
 import contextlib
+import hashlib
 import os
 import socket
 import stat
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import msgspec
@@ -19,15 +20,28 @@ import msgspec
 from .log import logger
 from .notes import Note, decode, encode
 
-__all__ = ["Listener", "Speaker", "socket_path"]
+__all__ = ["Listener", "Speaker", "meeting_place", "socket_path"]
 
 BACKLOG = 16384
 RETRY_S = 0.05
 STALE_S = 60.0
 
 
+def meeting_place(directories: Sequence[str], engine_id: str) -> Path:
+    """Where the two meet, in the first of these directories that will do; both come to the same.
+
+    Raises:
+        OSError: none will do; it is about the last one.
+    """
+    *others, last = directories
+    for directory in others:
+        with contextlib.suppress(OSError):
+            return socket_path(directory, engine_id)
+    return socket_path(last, engine_id)
+
+
 def socket_path(directory: str, engine_id: str) -> Path:
-    """Where the two meet; makes the directory.
+    """The socket of an engine there; makes the directory. An id may be of any length and have any signs.
 
     Raises:
         OSError: it cannot be made, or is not this user's alone.
@@ -39,7 +53,7 @@ def socket_path(directory: str, engine_id: str) -> Path:
         msg = f"{where} is not a directory of this user alone (0700)"
         raise PermissionError(msg)
     _tidy(where)
-    path = where / f"{engine_id}.sock"
+    path = where / f"{hashlib.sha256(engine_id.encode()).hexdigest()[:16]}.sock"
     if len(os.fsencode(path)) > 107:
         msg = f"{path} is too long for a socket"
         raise OSError(msg)

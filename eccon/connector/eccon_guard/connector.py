@@ -10,7 +10,7 @@ from vllm.distributed.ec_transfer.ec_connector.base import (
 )
 from vllm_rbln.distributed.ec_transfer.ec_connector import rbln_ec_nixl_connector as vendor
 
-from .channel import Listener, Speaker, socket_path
+from .channel import Listener, Speaker, meeting_place
 from .check import Level, Verdict, decide, versions
 from .events import Events
 from .log import logger
@@ -40,7 +40,7 @@ class EcconGuardConnector(vendor.RblnECNixlConnector):  # type: ignore[misc]  # 
                 logger.warning("EC guard: %s", line)
         verdict = _verdict(vllm_config, settings)
         try:
-            path = socket_path(settings.channel_directory, transfer.engine_id)
+            path = meeting_place(settings.channel_directories, str(transfer.engine_id))
         except OSError as e:
             verdict = Verdict("vendor", f"no channel between scheduler and worker: {e}")
         self.guard_level: Level = verdict.level

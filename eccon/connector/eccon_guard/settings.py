@@ -43,9 +43,10 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """Where the channel between worker and scheduler lies; empty: one of the user's own under /tmp."""
 
     @property
-    def channel_directory(self) -> str:
-        """Directory of the channel's socket, given or the default."""
-        return self.directory or f"{tempfile.gettempdir()}/eccon-guard-{os.getuid()}"
+    def channel_directories(self) -> list[str]:
+        """Where the channel's socket may lie, the one that was given first."""
+        own = f"{tempfile.gettempdir()}/eccon-guard-{os.getuid()}"
+        return [self.directory, own] if self.directory else [own]
 
     @classmethod
     def read(cls, extra: Mapping[str, object]) -> tuple["Settings", list[str]]:
