@@ -53,6 +53,7 @@ class Part(msgspec.Struct, gc=False):
     video_url: Raw = ABSENT
     video_embeds: Raw = ABSENT
     prompt_embeds: Raw = ABSENT
+    data: Raw = ABSENT
     input_image: Raw = ABSENT
 
 
@@ -100,6 +101,8 @@ def kind_of(raw: Raw | bytes | memoryview, where: str) -> tuple[str, Part] | Non
 def has_payload(kind: str, part: Part) -> bool:
     """Whether a media part carries its bytes or address, so that no cache is asked for them."""
     raw: Raw = getattr(part, PAYLOAD_OF[kind])
+    if kind == "prompt_embeds" and part.data is not ABSENT:
+        raw = part.data
     if raw is ABSENT:
         return False
     view = memoryview(raw)

@@ -5,6 +5,7 @@ line is seen by everybody on the host.
 """
 
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ import msgspec
 
 from eccon_proxy import __version__
 from eccon_proxy.memberfile import listed
-from eccon_proxy.settings import Settings, SettingsError, from_mapping, groups, lines, masked, normal_url
+from eccon_proxy.settings import Settings, SettingsError, from_mapping, groups, keys, masked, normal_url
 from eccon_proxy.tls import client_context, server_context
 
 __all__ = ["main", "settings_from"]
@@ -21,6 +22,7 @@ __all__ = ["main", "settings_from"]
 PREFIX = "ECCON_PROXY"
 _URLS = ("encode_servers_urls", "decode_servers_urls")
 _COMMAS = (*_URLS, "encode_kinds", "cors_origins")
+_REPEATED = ("groups", "api_keys")
 _FIELDS = {f.name: f for f in msgspec.structs.fields(Settings)}
 _HELP = {
     "host": "Address to listen on.",
@@ -97,7 +99,7 @@ def _option(name: str) -> Any:
     default = field.default
     flag = _NAMES.get(name, "--" + name.replace("_", "-"))
     kwargs: dict[str, Any] = {"help": _HELP.get(name), "default": None}
-    if name in {"groups", "api_keys"}:
+    if name in _REPEATED:
         kwargs |= {"multiple": True, "default": ()}
     elif isinstance(default, bool):
         kwargs |= {"is_flag": True}
@@ -139,11 +141,9 @@ def command(
     try:
         values = _file(config)
         values |= {k: v for k, v in flags.items() if v is not None and v != ()}
-        if api_key_file:
-            values["api_keys"] = [*values.get("api_keys", ()), *lines(api_key_file)]
         if upstream_api_key_file:
-            values["upstream_api_key"] = "".join(lines(upstream_api_key_file)[:1])
-        settings = settings_from(values)
+            values["upstream_api_key"] = keys(upstream_api_key_file)[0]
+        settings = settings_from(values, keys(api_key_file) if api_key_file else ())
         if check:
             if settings.otlp_endpoint:
                 from eccon_proxy.otlp import Exporter  # noqa: PLC0415  the SDK takes half a second
@@ -164,23 +164,40 @@ def command(
         sys.exit(2)
 
 
-def settings_from(values: dict[str, Any]) -> Settings:
+def settings_from(values: dict[str, Any], more_keys: Sequence[str] = ()) -> Settings:
     """Settings from flags and file, with lists taken apart and URLs in normal form."""
     found = dict(values)
-    for name in _COMMAS:
-        value = found.get(name)
-        if isinstance(value, str):
-            found[name] = [v.strip() for v in value.split(",") if v.strip()]
+    for name in (*_COMMAS, *_REPEATED):
+        if name in found:
+            found[name] = _listed(name, found[name])
     # A variable holds several keys, separated by commas; a flag is given several times.
-    found["api_keys"] = [k.strip() for key in found.get("api_keys", ()) for k in key.split(",") if k.strip()]
+    given = found.get("api_keys", ())
+    if not all(_split(key) for key in given):
+        raise SettingsError("--api-key: an empty key would let everybody in, or nobody")
+    found["api_keys"] = [k for key in given for k in _split(key)] + list(more_keys)
     for name in _URLS:
         found[name] = [normal_url(u) for u in found.get(name, ())]
+    if not isinstance(found.get("encoders_file", ""), str):
+        raise SettingsError("encoders_file: the path of a file is needed")
     if found.get("encoders_file") and found["decode_servers_urls"]:
         members = listed(found["encoders_file"], found["decode_servers_urls"])
         found["encode_servers_urls"] += members
         if len(found["decode_servers_urls"]) > 1:
             found["groups"] = _grouped(found, members)
     return from_mapping(found)
+
+
+def _listed(name: str, value: object) -> list[str]:
+    """A setting that is a list, however it was written: a file may hold a list or one string."""
+    if isinstance(value, str):
+        return _split(value) if name in _COMMAS else [value]
+    if not isinstance(value, list | tuple) or not all(isinstance(v, str) for v in value):
+        raise SettingsError(f"{name}: a string or a list of strings is needed")
+    return list(value)
+
+
+def _split(text: str) -> list[str]:
+    return [v.strip() for v in text.split(",") if v.strip()]
 
 
 def _grouped(found: dict[str, Any], members: dict[str, str]) -> list[str]:

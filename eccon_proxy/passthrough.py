@@ -17,7 +17,10 @@ __all__ = ["get", "post"]
 
 ANSWER_LIMIT = 16 * 1024 * 1024
 GET_TIMEOUT = 30.0
-_INPUTS = ("messages", "input", "inputs", "prompt", "prompt_embeds", "suffix", "query", "documents")
+_INPUTS = (
+    "messages", "input", "inputs", "previous_input_messages", "prompt", "prompt_embeds", "suffix", "query",
+    "documents",
+)  # fmt: skip
 """Members of any of these requests that vLLM reads content parts from."""
 _object = msgspec.json.Decoder(dict[str, msgspec.Raw])
 # Any number of digits is a number; which one does not matter here.

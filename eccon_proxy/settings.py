@@ -19,6 +19,7 @@ __all__ = [
     "Settings",
     "SettingsError",
     "groups",
+    "keys",
     "lines",
     "masked",
     "normal_url",
@@ -38,11 +39,12 @@ SECRET_FIELDS = frozenset({"api_keys", "upstream_api_key", "admin_key", "ssl_key
 _COUNTS = (
     "encoder_concurrency", "encode_attempts", "probe_failures", "eject_after", "poison_deaths",
     "max_inflight", "pd_items", "staged_items", "max_body", "max_header", "max_connections",
+    "inline_max_bytes",
 )  # fmt: skip
 _SECONDS = (
     "probe_interval", "probe_timeout", "pd_probe_interval", "pd_probe_timeout", "stall_after",
     "connect_timeout", "encode_timeout", "first_byte_timeout", "stream_idle_timeout", "header_timeout",
-    "body_timeout", "staged_age", "eject_seconds", "poison_seconds",
+    "body_timeout", "staged_age", "eject_seconds", "poison_seconds", "inline_timeout",
 )  # fmt: skip
 _SECONDS_OR_NONE = (
     "encode_wait",
@@ -76,6 +78,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         "image_url", "input_image", "audio_url", "input_audio",
     )  # fmt: skip
     identity: Literal["attempt", "content", "off"] = "attempt"
+    """"content": an image that comes again is neither encoded nor computed anew where it is still held. With
+    RblnECNixlConnector only behind the guard: `guard` "on" refuses encoders that do not prove delivery."""
     unsafe_identity: bool = False
     guard: Literal["auto", "on", "off"] = "auto"
     """Whether the EC connector is guarded, so that encoders prove delivery and the PD fails single requests;
@@ -277,6 +281,18 @@ def lines(path: str) -> list[str]:
     return [s for line in text.splitlines() if (s := line.partition("#")[0].strip())]
 
 
+def keys(path: str) -> list[str]:
+    """The keys of a file, one a line; a line that begins with `#` is a comment. There must be one."""
+    try:
+        text = Path(path).read_text("utf-8-sig")
+    except (OSError, UnicodeDecodeError) as error:
+        raise SettingsError(f"{path}: {error}") from None
+    found = [s for line in text.splitlines() if (s := line.strip()) and not s.startswith("#")]
+    if not found:
+        raise SettingsError(f"{path}: holds no key")
+    return found
+
+
 def admin_address(settings: Settings) -> tuple[str, int] | None:
     """Host and port of the admin API; None when it is a unix socket."""
     text = settings.admin
@@ -337,10 +353,12 @@ def _check(s: Settings) -> None:
     admin_address(s)
     if bad := [k for k in s.encode_kinds if k not in KINDS]:
         raise SettingsError(f"--encode-kinds {bad[0]!r}: not one of {', '.join(KINDS)}")
-    if s.identity != "attempt" and s.connector == RBLN_CONNECTOR and not s.unsafe_identity:
+    borne = s.identity == "attempt" or (s.identity == "content" and s.guard == "on")
+    if not borne and s.connector == RBLN_CONNECTOR and not s.unsafe_identity:
         raise SettingsError(
             f"--identity {s.identity} with {s.connector} needs --unsafe-identity: an encoder that holds "
             "an item answers 200 and pushes nothing, and the PD exits 30 s later"
+            + (" (guarded it bears content: --guard on)" if s.identity == "content" else "")
         )
     if s.policy == "affinity" and s.identity != "content":
         raise SettingsError("--policy affinity needs --identity content: else no encoder reuses an item")
@@ -353,8 +371,17 @@ def _check(s: Settings) -> None:
     for name in _SECONDS_OR_NONE:
         if not 0 <= getattr(s, name) < math.inf:
             raise SettingsError(f"--{name.replace('_', '-')} {getattr(s, name)}: 0 or more seconds")
-    if s.queue < 0:
-        raise SettingsError(f"--queue {s.queue}: 0 or more")
+    for name in ("queue", "trace_bytes"):
+        if getattr(s, name) < 0:
+            raise SettingsError(f"--{name.replace('_', '-')} {getattr(s, name)}: 0 or more")
+    if not s.connector.strip():
+        raise SettingsError("--connector: empty")
+    for name in SECRET_FIELDS:
+        secret = getattr(s, name)
+        if any(not key.isprintable() for key in (secret if isinstance(secret, tuple) else (secret,))):
+            raise SettingsError(f"{name}: a control character in a key")
+    if not s.upstream_api_key.isascii():
+        raise SettingsError("--upstream-api-key: a header takes ASCII only")
     for name in ("ssl_certfile", "ssl_keyfile", "ssl_ca_certs", "encoders_file"):
         value = getattr(s, name)
         if value and not Path(value).is_file():

@@ -210,6 +210,15 @@ async def test_kinds_are_encoded_when_enabled(clusters: Clusters, kind: str) -> 
     check_primers(cluster, [part_of(kind)])
 
 
+async def test_prompt_embeds_hold_their_payload_under_data(clusters: Clusters) -> None:
+    cluster = await clusters.get("--encode-kinds", "prompt_embeds")
+    for encoder in cluster.encoders:
+        encoder.always(refuse(400, "prompt_embeds are not enabled"))
+    part = {"type": "prompt_embeds", "data": "AAAA"}
+    assert "not enabled" in (await cluster.proxy.chat(body_of(part))).error(400)["message"]
+    assert cluster.encodes == 1
+
+
 async def test_a_kind_that_the_encoder_cannot_do_is_its_4xx(cluster: Cluster) -> None:
     for encoder in cluster.encoders:
         encoder.always(refuse(400, "At most 0 audio(s) may be provided"))

@@ -94,6 +94,7 @@ DEEP: list[dict[str, Any]] = [
     {"input": [{"type": "input_image", "image_url": URL}]},
     {"input": [{"content": [{"type": "input_audio", "input_audio": {"data": "A", "format": "wav"}}]}]},
     {"input": {"role": "user", "content": [{"image_url": URL}]}},
+    {"previous_input_messages": [{"content": [{"type": "input_image", "image_url": URL}]}]},
     {"messages": [{"role": "user", "content": [image(1)]}]},
     {"messages": [{"role": "user", "content": [{"type": "video_url", "video_url": {"url": URL}}]}]},
     {"messages": [{"role": "user", "content": [{"image_url": None, "uuid": "u"}]}]},

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from eccon_proxy.settings import keys
 from tests.fakes import hang
 from tests.proxy.conftest import Clusters
 from tests.proxy.support import Proxy, body_of, eventually, free_port, image, wait_for
@@ -54,7 +55,13 @@ BAD = {
     "zero items": (*LEAST, "--pd-items", "0"),
     "affinity without content": (*LEAST, "--policy", "affinity"),
     "unsafe identity": (*LEAST, "--identity", "content"),
+    "clients' names behind the guard": (*LEAST, "--identity", "off", "--guard", "on"),
     "admin in no form": (*LEAST, "--admin", "nonsense"),
+    "an empty key": (*LEAST, "--api-key", ""),
+    "a key of several lines": (*LEAST, "--upstream-api-key", "sk\r\nx-injected: 1"),
+    "no connector": (*LEAST, "--connector", ""),
+    "a download without time": (*LEAST, "--inline-timeout", "nan"),
+    "traces in less than nothing": (*LEAST, "--trace-bytes", "-1"),
     "group of strangers": (*LEAST, "--group", "http://127.0.0.1:7=http://127.0.0.1:6"),
     "no such certificate": (*LEAST, "--ssl-certfile", "/nowhere.pem", "--ssl-keyfile", "/nowhere.key"),
 }
@@ -67,6 +74,37 @@ async def test_bad_settings_end_with_one_message(name: str) -> None:
     assert "Traceback" not in output
     assert output.strip()
     assert len(output) < 2000
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "api_keys = 5", "api_keys = [5]", 'api_keys = [""]', "decode_servers_urls = 5",
+        "decode_servers_urls = [[1]]", "encoders_file = 5", "groups = {}", "port = true", "policy = 5",
+    ],
+)  # fmt: skip
+async def test_a_file_with_the_wrong_types_ends_with_one_message(tmp_path: Path, line: str) -> None:
+    file = tmp_path / "proxy.toml"
+    name = line.partition(" ")[0]
+    file.write_text(line + ("" if name == "decode_servers_urls" else f'\ndecode_servers_urls = "{PD_URL}"'))
+    code, output = await run("--check", "--config", str(file))
+    assert code == 2, output
+    assert "Traceback" not in output
+    assert name.replace("_", "-").rstrip("s") in output.replace("_", "-")
+
+
+async def test_one_key_in_a_file_is_one_key(tmp_path: Path) -> None:
+    file, key_file = tmp_path / "proxy.toml", tmp_path / "keys"
+    file.write_text(f'api_key = "sk-secret"\ndecode_servers_urls = "{PD_URL}"')
+    code, output = await run("--check", "--config", str(file))
+    assert code == 0, output
+    assert 'api_keys = ["***"]' in output, "not one for each of its characters"
+    key_file.write_text("# mine\nsk#1,2\n\n")
+    assert keys(str(key_file)) == ["sk#1,2"]
+    key_file.write_text("# none\n")
+    code, output = await run("--check", *LEAST, "--api-key-file", str(key_file))
+    assert code == 2, output
+    assert "holds no key" in output
 
 
 async def test_check_validates_and_ends() -> None:
