@@ -6,6 +6,7 @@ from collections import OrderedDict
 from typing import Any
 
 import torch
+import zmq
 from vllm_rbln.distributed.ec_transfer.ec_connector.rbln_ec_nixl_connector import (
     RblnECNixlConnectorWorker,
     aligned_tensor,
@@ -60,6 +61,8 @@ class GuardConsumer(RblnECNixlConnectorWorker):  # type: ignore[misc]  # vLLM is
             self._tick,
             self._metadata_queue_max,
         )
+        # Sockets to encoders that have gone stay, and would try again ten times a second for ever.
+        self._zmq_ctx.setsockopt(zmq.RECONNECT_IVL_MAX, 1000)
         self._made.set()
 
     # on the puller's thread
