@@ -6,6 +6,7 @@ encoder believes to have pushed it before and no PD holds another image under it
 
 import itertools
 import os
+import re
 from collections import OrderedDict
 
 from eccon_proxy.plan import Item, Plan, content_uuid
@@ -14,6 +15,9 @@ from eccon_proxy.settings import Settings
 __all__ = ["Identity"]
 
 SEEN_SIZE = 8192
+ADDRESS_MAX = 16 * 1024
+"""No address is longer: such a part has its bytes in it."""
+INLINE = re.compile(rb'"data:[^"]', re.IGNORECASE)
 
 
 class Identity:
@@ -35,9 +39,10 @@ class Identity:
     def make(self, plan: Plan, item: Item, *, renew: bool = False) -> bytes | None:
         """An identity for one attempt at an item; None leaves the part as the client sent it.
 
-        With `renew` it is one that was never used, where identities are ours to give.
+        With `renew` it is one that was never used, where identities are ours to give. So it is for what only
+        an address tells of: other bytes may be there the next time.
         """
-        if self.mode == "attempt" or (renew and self.mode == "content"):
+        if self.mode == "attempt" or (self.mode == "content" and (renew or not _is_inline(plan, item))):
             return b"%b-%010x" % (self._prefix, next(self._serial))
         return content_uuid(plan, item) if self.mode == "content" else None
 
@@ -55,3 +60,11 @@ class Identity:
     def who_saw(self, client_uuid: str) -> str | None:
         """The encoder that has seen a uuid."""
         return self._seen.get(client_uuid)
+
+
+def _is_inline(plan: Plan, item: Item) -> bool:
+    """Whether the part has the item's bytes in it, written plainly; what is in doubt has not."""
+    if not item.payload or item.kind == "input_audio":
+        return True  # there is nothing to fetch
+    start, end = item.place.start, item.place.end
+    return end - start > ADDRESS_MAX or INLINE.search(plan.body, start, end) is not None

@@ -321,6 +321,25 @@ def test_a_guarded_process_is_told_where_the_guard_is(guide: config.Topology) ->
         ]
 
 
+@pytest.mark.parametrize(
+    ("settings", "args", "again"),
+    [
+        ({}, (), True),
+        ({"identity": "content", "unsafe_identity": True}, (), False),
+        ({"identity": "content", "guard": "on"}, (), True),
+        ({"identity": "off", "guard": "on", "unsafe_identity": True}, (), False),
+        ({"identity": "content"}, ("--guard", "on"), True),
+        ({"guard": "on"}, ("--identity=content",), True),
+        ({}, ("--identity=content", "--unsafe-identity"), False),
+    ],
+)
+def test_behind_the_guard_what_is_held_goes_to_a_new_pd(
+    guide: config.Topology, settings: dict[str, config.Scalar], args: tuple[str, ...], again: bool
+) -> None:
+    proxy = msgspec.structs.replace(guide.proxy, settings=settings, args=args)
+    assert launch.sends_held_again(msgspec.structs.replace(guide, proxy=proxy)) == again
+
+
 def test_the_guard_leaves_what_was_on_pythonpath(
     guide: config.Topology, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,7 +1,7 @@
 """Topology to argv and environment of each process. Pure: starts nothing, writes nothing."""
 
 from eccon.config import Topology
-from eccon.launch.proxy import identity, pd_url, proxy, public_url
+from eccon.launch.proxy import identity, pd_url, proxy, public_url, sends_held_again
 from eccon.launch.spec import EncoderSlot, NoRoomError, ProcessSpec, next_slot, slots
 from eccon.launch.vllm import encoder, logging_config, pd
 from eccon.paths import ClusterPaths
@@ -19,6 +19,7 @@ __all__ = [
     "pd_url",
     "proxy",
     "public_url",
+    "sends_held_again",
     "slots",
 ]
 

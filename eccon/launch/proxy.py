@@ -10,7 +10,7 @@ from eccon.launch.spec import ProcessSpec, loopback_for, numbers_of
 from eccon.model import Role
 from eccon.paths import ClusterPaths
 
-__all__ = ["identity", "pd_url", "proxy", "public_url"]
+__all__ = ["identity", "pd_url", "proxy", "public_url", "sends_held_again"]
 
 
 def proxy(topology: Topology, paths: ClusterPaths, encoder_urls: Sequence[str]) -> ProcessSpec:
@@ -66,13 +66,26 @@ def pd_url(topology: Topology) -> str:
 
 def identity(topology: Topology) -> str:
     """The proxy's `--identity`: whether what it names an image by is fresh for each attempt."""
+    return _said(topology, "identity", "attempt")
+
+
+def sends_held_again(topology: Topology) -> bool:
+    """Whether a PD gets every image that it is asked about, though an encoder may hold it from before.
+
+    With fresh names no encoder holds it; a guarded one sends it again, and the proxy insists on that.
+    """
+    named = identity(topology)
+    return named == "attempt" or (named == "content" and _said(topology, "guard", "auto") == "on")
+
+
+def _said(topology: Topology, name: str, default: str) -> str:
     args = topology.proxy.args
     for i, word in enumerate(args):
-        if word.startswith("--identity="):
+        if word.startswith(f"--{name}="):
             return word.partition("=")[2]
-        if word == "--identity" and i + 1 < len(args):
+        if word == f"--{name}" and i + 1 < len(args):
             return args[i + 1]
-    return str(topology.proxy.settings.get("identity", "attempt"))
+    return str(topology.proxy.settings.get(name, default))
 
 
 def _rooms(topology: Topology) -> dict[str, Scalar]:

@@ -80,12 +80,12 @@ class Rotation:
         return {n: state for n, state in states.items() if state != "ready"}
 
     def renew_encoders(self, topology: Topology, pd_started_at: float | None) -> None:
-        """Restarts encoders with the PD, unless the proxy's identities are fresh for each attempt.
+        """Restarts encoders with the PD, unless the proxy's identities bear it: fresh, or guarded.
 
         A new PD has nothing of what they sent the old one, and they do not send an identity again that they
         still hold.
         """
-        if launch.identity(topology) == "attempt" or pd_started_at is None:
+        if launch.sends_held_again(topology) or pd_started_at is None:
             return
         for name in self._slots:
             life = self._owners[name].life

@@ -21,6 +21,11 @@ class VendorsScheduler(RBLNOptimumScheduler):  # type: ignore[misc]  # vLLM is n
         )
         super().__init__(vllm_config, *args, block_size=block_size, **kwargs)
 
+    def _update_after_schedule(self, scheduler_output: Any) -> None:
+        """vLLM's runner wants no items where the vendor's wants None."""
+        scheduler_output.scheduled_encoder_inputs = {}
+        super()._update_after_schedule(scheduler_output)
+
 
 class Unwrappable(VendorsScheduler):
     """One whose `schedule` shows no queue that the guard knows."""

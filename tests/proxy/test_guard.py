@@ -211,3 +211,20 @@ async def test_on_requires_the_proof_and_off_ignores_it(clusters: Clusters) -> N
     assert (await off.proxy.chat(body_of(image(1), text()))).status == 200
     off.pd.then(lost)
     assert (await off.proxy.chat(body_of(image(1), text()))).status == 500
+
+
+async def test_guarded_one_image_may_keep_its_name(clusters: Clusters) -> None:
+    """The same in every turn; after a loss it is another, and so it is for what only an address tells of."""
+    cluster = await clusters.get("--guard", "on", "--identity", "content")
+    all_guarded(cluster)
+    remote = {"type": "image_url", "image_url": {"url": "http://127.0.0.1:9/a.png"}}
+    for _ in range(2):
+        assert (await cluster.proxy.chat(body_of(image(1), remote, text()))).status == 200
+    cluster.pd.then(lost)
+    assert (await cluster.proxy.chat(body_of(image(1), text()))).status == 200
+    first, second, third, fourth = (json.loads(c.body)["messages"][0]["content"] for c in cluster.pd.calls)
+    kept = first[0]["uuid"]
+    assert [second[0]["uuid"] == kept, third[0]["uuid"] == kept, fourth[0]["uuid"] == kept] == [
+        True, True, False,
+    ]  # fmt: skip
+    assert first[1]["uuid"] != second[1]["uuid"]

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from eccon.doctor.evidence import Evidence
 from eccon.doctor.finding import Finding, bad, good, note, warn
-from eccon.launch import ProcessSpec, connectors, identity
+from eccon.launch import ProcessSpec, connectors, identity, sends_held_again
 from eccon.model import Role
 
 __all__ = ["connector_bounds", "connector_parameters", "forbidden_flags", "same_model_and_pixels", "secrets"]
@@ -94,7 +94,7 @@ def connector_bounds(e: Evidence) -> Iterator[Finding]:
             yield warn("connector-bounds", text, evidence, advice=advice)
         else:
             yield good("connector-bounds", "the encoders keep what they encode long enough", evidence)
-        if identity(t) != "attempt":
+        if not sends_held_again(t):
             advice = 'remove it from [proxy.settings]: "attempt" is the safe one'
             text = f"identity {identity(t)!r}: an item that an encoder still holds is not sent again"
             yield warn("identity", text, advice=advice)
