@@ -7,6 +7,7 @@ other's handlers), makes unix sockets open to everybody, and waits for ever for 
 import asyncio
 import http
 import os
+import re
 import socket
 import ssl
 import stat
@@ -37,6 +38,8 @@ SURPLUS_SECONDS = 3.0
 """How long a client beyond the cap may take to send what it will not be answered."""
 SURPLUS_LEAST, SURPLUS_SHARE = 16, 8
 """Of them so many, or this share of the cap, are told at once; the others wait in the kernel's queue."""
+IGNORED = b"\r\nproxy-connection:"
+_UPGRADE = re.compile(rb"\r\nupgrade[ \t]*:", re.IGNORECASE)
 LONGEST_PATH = 107
 """Bytes of a unix socket's path that Linux takes."""
 
@@ -49,6 +52,7 @@ class _Protocol(HttpToolsProtocol):
     """Called when the client is gone: what serves it needs no task of its own to wait for that."""
     _timer: asyncio.TimerHandle | None = None
     _in_head = False
+    _in_body = False
     _head_bytes = 0
     _heard_at = 0.0
     _lingers_until = 0.0
@@ -77,7 +81,7 @@ class _Protocol(HttpToolsProtocol):
         if self._lingers_until:
             self._heard_at = self.loop.time()
             return
-        super().data_received(data)
+        super().data_received(data if self._in_body else _without_upgrade(data))
         if self._in_head:
             self._head_bytes += len(data)
             if self._head_bytes > self.settings.max_header:
@@ -99,6 +103,7 @@ class _Protocol(HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         self._in_head = False
+        self._in_body = True
         if self._surplus:
             return
         if self.parser.get_http_version() not in {"1.0", "1.1"}:
@@ -114,6 +119,7 @@ class _Protocol(HttpToolsProtocol):
         self._arm(self.settings.body_timeout + 1.0)
 
     def on_message_complete(self) -> None:
+        self._in_body = False
         self._disarm()
         if self._surplus:
             self._send_away(whole=True)
@@ -187,6 +193,18 @@ class _Protocol(HttpToolsProtocol):
             self._linger()
         else:
             self.transport.close()
+
+
+def _without_upgrade(data: bytes) -> bytes:
+    """The head of a request, with its wish for another protocol under a name that nobody reads.
+
+    Some clients offer HTTP/2 on each request of theirs, Java's own among them, and the parser takes what
+    follows such a head for that protocol's: the body would be lost. A server may ignore the wish.
+    """
+    end = data.find(b"\r\n\r\n")
+    head = data if end < 0 else data[:end]
+    found = _UPGRADE.search(head)
+    return data if found is None else b"%b%b%b" % (data[: found.start()], IGNORED, data[found.end() :])
 
 
 class _Cork:

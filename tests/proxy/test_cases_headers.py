@@ -320,6 +320,26 @@ async def test_pipelined_requests_are_answered_in_order(cluster: Cluster) -> Non
     assert len(cluster.pd.calls) == 3
 
 
+@pytest.mark.parametrize("name", ["upgrade", "Upgrade", "UPGRADE"])
+async def test_a_client_that_offers_http2_gets_its_answer_by_http1(cluster: Cluster, name: str) -> None:
+    offer = f"connection: Upgrade, HTTP2-Settings, close\r\n{name}: h2c\r\nHTTP2-Settings: AAMAAABkAAQ\r\n"
+    head = f"{REQUEST}{offer}content-length: {len(BODY)}\r\n\r\n"
+    assert (await cluster.proxy.raw((head + BODY).encode())).startswith(b"HTTP/1.1 200")
+    # In two packets, as clients with a body of some size send it; a body may say what it likes.
+    body = BODY[:-1] + ',"user":"\\r\\nUpgrade: h2c"}'
+    reader, writer = await asyncio.open_connection("127.0.0.1", cluster.proxy.port)
+    writer.write(f"{REQUEST}{offer}content-length: {len(body)}\r\n\r\n".encode())
+    await writer.drain()
+    await asyncio.sleep(0.05)  # so that it comes as a packet of its own
+    writer.write(body.encode())
+    assert (await asyncio.wait_for(reader.read(), 10)).startswith(b"HTTP/1.1 200")
+    writer.close()
+    await writer.wait_closed()
+    for seen in upstream(cluster):
+        assert seen.header("upgrade") is seen.header("http2-settings") is None
+        assert seen.header("proxy-connection") is None
+
+
 async def test_our_framing_upstream_is_our_own(cluster: Cluster) -> None:
     part = json.dumps(image(1))
     body = f'{{"model":"m","messages":[{{"role":"user","content":[{part}]}}]}}'
