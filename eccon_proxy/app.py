@@ -132,7 +132,7 @@ def on_error(request: Request[Any, Any, Any], error: Exception) -> Response[byte
     else:
         logger.error("a route failed", exc_info=error)
         message, headers = "Internal error of the proxy", {}
-    if status == 404:
+    if status == 404 and message in {"Not Found", "NotFoundException"}:
         message = f"Not Found: {request.url.path}"
     kind = "invalid_request_error" if status < 500 else "internal_error"
     body = error_body(message, kind, status)

@@ -181,8 +181,8 @@ class Group(msgspec.Struct, frozen=True):
 def normal_url(text: str) -> str:
     """`scheme://host:port[/path]`, lower case, default port written out, `localhost` as 127.0.0.1."""
     text = text.strip()
-    url = urlsplit(text)
     try:
+        url = urlsplit(text)
         port = url.port
     except ValueError as error:
         raise SettingsError(f"{text!r} is not a URL: {error}") from None
@@ -190,6 +190,8 @@ def normal_url(text: str) -> str:
         raise SettingsError(f"{text!r} is not an http URL, as http://127.0.0.1:19101")
     if url.username is not None or url.query or url.fragment:
         raise SettingsError(f"{text!r}: a server's URL has no user, query or fragment")
+    if not all(" " < c <= "~" for c in text):
+        raise SettingsError(f"{text!r}: a URL is written in ASCII without spaces")
     host = _normal_host(url.hostname.lower().rstrip("."))
     if not host.strip("[]").replace("-", "").replace(".", "").replace("_", "").replace(":", "").isalnum():
         raise SettingsError(f"{text!r}: {host!r} is not a host name")

@@ -165,6 +165,9 @@ async def test_itself_the_pd_and_other_schemes_are_422(cluster: Cluster) -> None
         "http://127.0.0.1:99999",
         "http://127.0.0.1:0",
         "http://user:pw@127.0.0.1:1",
+        "http://[::1",
+        "http://127.0.0.1:1/\ud55c",
+        "http://127.0.0.1:1/a b",
         "",
         "x",
     ):
@@ -184,7 +187,8 @@ async def test_unknown_ids_are_404(cluster: Cluster) -> None:
         ("GET", "/admin/traces/nope"),
         ("GET", "/admin/nope"),
     ):
-        (await cluster.proxy.admin(method, path)).error(404)
+        error = (await cluster.proxy.admin(method, path)).error(404)
+        assert error["message"] in {"no encoder 'nope'", "no trace 'nope'", "Not Found: /admin/nope"}
 
 
 async def test_the_last_one_goes_only_by_force(clusters: Clusters) -> None:

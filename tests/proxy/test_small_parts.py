@@ -113,8 +113,11 @@ def test_urls_have_one_form(text: str, normal: str) -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["", "127.0.0.1:1", "ftp://a", "http://", "http://a:99999", "http://a:0", "http://u@a", "http://a b"],
-)
+    [
+        "", "127.0.0.1:1", "ftp://a", "http://", "http://a:99999", "http://a:0", "http://u@a", "http://a b",
+        "http://[::1", "http://[x]:1", "http://h\u00f6st:1", "http://a:1/p q", "http://a:1/\ud55c", "http://a:1/\0",
+    ],
+)  # fmt: skip
 def test_what_is_no_url(text: str) -> None:
     with pytest.raises(SettingsError):
         normal_url(text)
