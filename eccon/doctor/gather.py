@@ -180,12 +180,15 @@ def compiled(directory: Path) -> Compiled:
 
 def port_holders(specs: Iterable[ProcessSpec], ours: frozenset[int]) -> Iterable[Port]:
     """Of the topology's ports, those that somebody listens on."""
+    specs = list(specs)
+    everything = {str(port): (port, ours) for spec in specs for port in spec.ports}
+    others = ports.intruders(everything if ours else {})
     for spec in specs:
         for port in spec.ports:
             holder = ports.holder(port)
             if holder is None:
                 continue
-            other = ports.intruder(port, ours) if ours else None
+            other = others.get(str(port))
             stranger = holder if holder.pid not in ours else other
             mine = holder.pid in ours
             yield Port(

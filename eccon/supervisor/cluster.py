@@ -10,7 +10,7 @@ from typing import Any
 from eccon import launch
 from eccon.config import Topology
 from eccon.launch import EncoderSlot, NoRoomError
-from eccon.model import Alarm, Role, State
+from eccon.model import Role, State
 from eccon.paths import ClusterPaths
 from eccon.supervisor import lives
 from eccon.supervisor.board import Board
@@ -76,7 +76,6 @@ class Cluster:
             flush_pd=self._flush_pd,
             pd_lives=self._pd_lives,
             tree=listener.tree,
-            twin=self._twin,
             pause_media=self._pause_media,
         )
         self.owners: dict[str, Owner] = {}
@@ -402,16 +401,6 @@ class Cluster:
         owner.set_state(State.STALLED, why)
         if owner.spec.role is Role.PD:
             self.in_background(self._pause_media(why, True))
-
-    def _twin(self, name: str, text: str) -> None:
-        life = self.owners[name].life
-        key = f"twin:{life.id if life else name}"
-        if text:
-            self.board.raise_alarm(
-                Alarm(key=key, subject=name, text=text, since=time.time(), severity="critical")
-            )
-        else:
-            self.board.end_alarm(key)
 
     def in_background(self, work: Coroutine[Any, Any, None]) -> "asyncio.Task[None]":
         """Runs `work` beside everything else, and ends it with the daemon."""

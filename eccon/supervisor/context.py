@@ -36,7 +36,5 @@ class Context(msgspec.Struct):
     """Whether there is a PD that a careless stop could take along."""
     tree: Callable[[str], frozenset[int]]
     """Pids of a process and its tree, as far as they are known by now."""
-    twin: Callable[[str, str], None]
-    """Somebody else listens on a process's port, as the text says; empty: nobody does."""
     pause_media: Callable[[str, bool], Awaitable[None]]
     """No images to the PD until it is ready again, for the reason given. True: nor those under way."""

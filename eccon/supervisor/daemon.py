@@ -34,6 +34,7 @@ from eccon.supervisor.logs import DAEMON, log_path
 from eccon.supervisor.probe import Prober
 from eccon.supervisor.proxylink import ProxyLink
 from eccon.supervisor.traces import Traces
+from eccon.supervisor.twins import Twins
 from eccon.supervisor.waiting import happened
 from eccon.supervisor.worries import Worries
 
@@ -122,6 +123,7 @@ class Daemon:
                     ("devices", cluster.watch_devices()),
                     ("figures", figures.run()),
                     ("worries", Worries(cluster).run()),
+                    ("twins", Twins(cluster).run()),
                     ("linger", self._linger()),
                 )
             ]

@@ -82,7 +82,6 @@ class HealthWatch:
         reason = health.reason
         if health.ok and time.monotonic() - self.model_at > MODEL_EVERY_S:
             reason = await self._names_our_model()
-            owner.context.twin(owner.name, await self._intruder())
         if self.life.died or owner.state not in {State.READY, State.STALLED}:
             return
         now = time.monotonic()
@@ -125,11 +124,10 @@ class HealthWatch:
 
     async def _intruder(self) -> str:
         """Who else listens on its port; empty when nobody does."""
-        port, tree = self.owner.spec.port, self.owner.context.tree(self.owner.name)
-        found = await asyncio.to_thread(ports.intruder, port, tree)
-        if found is None or self.life.died:
-            return ""
-        return f"pid {found.pid} ({found.command}) listens on its port {port} too, and takes requests away"
+        name = self.owner.name
+        asked = {name: (self.owner.spec.port, self.owner.context.tree(name))}
+        found = (await asyncio.to_thread(ports.intruders, asked))[name]
+        return "" if found is None or self.life.died else found.beside
 
     async def _read_metrics(self) -> None:
         """The PD's figures often: they tell how busy the cluster is. An encoder's rarely."""

@@ -5,12 +5,13 @@ With several API servers vLLM binds with SO_REUSEPORT, and would not notice anot
 
 import contextlib
 import socket
+from collections.abc import Iterable, Mapping
 from collections.abc import Set as AbstractSet
 from pathlib import Path
 
 import msgspec
 
-__all__ = ["Holder", "holder", "intruder", "is_free"]
+__all__ = ["Holder", "holder", "intruders", "is_free"]
 
 LISTEN = "0A"
 ANYWHERE = frozenset({"0" * 8, "0" * 32})
@@ -28,6 +29,11 @@ class Holder(msgspec.Struct, frozen=True):
         who = f"pid {self.pid} ({self.command})" if self.pid else "a process that cannot be named from here"
         return f"port {self.port} is held by {who}"
 
+    @property
+    def beside(self) -> str:
+        """Of one that listens on a port of ours, in words."""
+        return f"pid {self.pid} ({self.command}) listens on its port {self.port} too, and takes requests away"
+
 
 def is_free(port: int, host: str = "") -> bool:
     """Whether nobody has bound the port on the addresses of `host` (empty: any)."""
@@ -43,9 +49,16 @@ def holder(port: int, host: str = "") -> Holder | None:
     return Holder(port, pid, _command(pid) if pid else "")
 
 
-def intruder(port: int, tree: AbstractSet[int]) -> Holder | None:
-    """Another process that listens on the port of the processes in `tree`, beside them or in their place."""
-    listening = _listening(port)
+def intruders(asked: Mapping[str, tuple[int, AbstractSet[int]]]) -> dict[str, Holder | None]:
+    """Other processes that listen on the ports of trees of ours, beside them or in their place.
+
+    Args: asked: the port and the pids of each tree, by a name that the answer has too.
+    """
+    tables = _listening({port for port, _ in asked.values()})
+    return {name: _intruder(port, tree, tables[port]) for name, (port, tree) in asked.items()}
+
+
+def _intruder(port: int, tree: AbstractSet[int], listening: set[tuple[str, str]]) -> Holder | None:
     if not listening:
         return None
     ours = {inode for pid in tree for inode in _sockets(pid)}
@@ -76,13 +89,13 @@ def _bindable(port: int, host: str, *, reuse: bool = False) -> bool:
 
 def _listeners(port: int) -> set[str]:
     """Inodes of sockets that listen on the port."""
-    return {inode for _, inode in _listening(port)}
+    return {inode for _, inode in _listening({port})[port]}
 
 
-def _listening(port: int) -> set[tuple[str, str]]:
-    """Address (as the kernel writes it) and inode of sockets that listen on the port."""
-    found = set()
-    suffix = f":{port:04X}"
+def _listening(wanted: Iterable[int]) -> dict[int, set[tuple[str, str]]]:
+    """Address (as the kernel writes it) and inode of sockets that listen, for each port."""
+    found: dict[int, set[tuple[str, str]]] = {port: set() for port in wanted}
+    names = {f"{port:04X}": port for port in found}
     for table in ("/proc/net/tcp", "/proc/net/tcp6"):
         try:
             lines = Path(table).read_text().splitlines()[1:]
@@ -90,8 +103,9 @@ def _listening(port: int) -> set[tuple[str, str]]:
             continue
         for line in lines:
             fields = line.split()
-            if fields[3] == LISTEN and fields[1].endswith(suffix):
-                found.add((fields[1].rpartition(":")[0], fields[9]))
+            address, _, port = fields[1].rpartition(":")
+            if fields[3] == LISTEN and port in names:
+                found[names[port]].add((address, fields[9]))
     return found
 
 

@@ -126,7 +126,8 @@ class Worries:
         link = self.cluster.link
         queued = 0
         try:
-            if link.connected:
+            # Nothing waits in it while nothing is under way: then it need not be asked.
+            if link.connected and self.cluster.board.cluster.inflight:
                 queued = (await link.state()).queued
                 self._limit = self._limit or await link.queue_limit()
         except ProxyLinkError:

@@ -176,6 +176,10 @@ async def test_what_was_counted_is_known_to_the_next_daemon(shared: Site) -> Non
             assert process.transfer is not None
 
 
+def intruder(port: int, tree: set[int]) -> ports.Holder | None:
+    return ports.intruders({"x": (port, tree)})["x"]
+
+
 async def test_a_twin_on_the_port_is_named(short_dir: Path) -> None:
     """As another vLLM would: it binds with SO_REUSEPORT, and takes half of the connections."""
     code = (
@@ -188,16 +192,17 @@ async def test_a_twin_on_the_port_is_named(short_dir: Path) -> None:
     with subprocess.Popen([*begin, "0"], stdin=pipe, stdout=pipe) as ours:
         assert ours.stdout
         port = int(ours.stdout.readline())
-        assert ports.intruder(port, identity.tree(ours.pid)) is None
+        tree = identity.tree(ours.pid)
+        assert intruder(port, tree) is None
         with subprocess.Popen([*begin, str(port)], stdin=pipe, stdout=pipe) as twin:
             assert twin.stdout
             twin.stdout.readline()
-            found = ports.intruder(port, identity.tree(ours.pid))
+            found = intruder(port, tree)
             assert found is not None
             assert (found.port, found.pid) == (port, twin.pid)
             twin.communicate()
-        assert ports.intruder(port, identity.tree(ours.pid)) is None
-        other = ports.intruder(port, {1})
+        assert intruder(port, tree) is None
+        other = intruder(port, {1})
         assert other is not None
         assert other.pid == ours.pid
         ours.communicate()

@@ -3,7 +3,9 @@
 import asyncio
 import os
 import signal
+import socket
 import time
+from pathlib import Path
 
 import aiohttp
 import pytest
@@ -12,7 +14,7 @@ import trustme
 from eccon.client import ControlError
 from eccon.model import ClusterState, Role, State
 from eccon.supervisor import identity
-from tests.supervisor.conftest import SIM, Site, serving
+from tests.supervisor.conftest import SIM, Site, serving, until
 from tests.supervisor.load import Load, body
 
 
@@ -202,6 +204,27 @@ async def test_an_announced_death_is_told_at_once(site: Site) -> None:
         lambda s: s.cluster.health == "ok" and s.process("pd").pid not in {pd.pid, None}  # type: ignore[union-attr]
     )
     assert not [a for a in state.alarms if a.subject == "pd"]
+
+
+async def test_another_server_on_an_encoders_port_is_an_alarm_until_it_leaves(shared: Site) -> None:
+    site = shared
+    port = (await site.process("encoder-1")).port
+    with socket.socket() as twin:
+        twin.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        twin.bind(("127.0.0.1", port))
+        twin.listen()
+        # A new daemon looks at once.
+        os.kill(site.daemon_pid(), signal.SIGKILL)
+        await until(lambda: not Path(f"/proc/{site.daemon_pid()}").exists(), 10, "the daemon's end")
+        await site.start()
+        state = await site.see(lambda s: any(a.key.startswith("twin:encoder-1@") for a in s.alarms))
+        text = next(a.text for a in state.alarms if a.key.startswith("twin:"))
+        assert text.startswith(f"pid {os.getpid()} (")
+        assert text.endswith(f"listens on its port {port} too, and takes requests away")
+    os.kill(site.daemon_pid(), signal.SIGKILL)
+    await until(lambda: not Path(f"/proc/{site.daemon_pid()}").exists(), 10, "the daemon's end")
+    await site.start()
+    await site.see(lambda s: s.cluster.health == "ok" and not s.alarms)
 
 
 async def test_a_new_proxy_gets_its_members_again(shared: Site) -> None:
