@@ -17,7 +17,9 @@ from tests.supervisor.conftest import Site, until
 
 FLOOD_S = float(os.environ.get("ECCON_TEST_FLOOD_S", "3"))
 SLACK = 8.0
-"""Machines are shared: a bound is that many times the one that holds on an idle one."""
+"""Machines are shared: a bound on time is that many times the one that holds on an idle one."""
+CPU_SLACK = 2.5
+"""CPU seconds grow less: neighbours take caches and half a core's units, not turns."""
 
 
 def cpu_s(pid: int) -> float:
@@ -42,13 +44,18 @@ async def test_nine_processes_are_adopted_at_once_and_cost_little(site: Site) ->
     state = await site.see(lambda s: s.cluster.health == "ok")
     assert {p.name: p.pid for p in state.processes} == before
     pid = site.daemon_pid()
+    began = cpu_s(pid)
+    assert began < 1.0 * CPU_SLACK, f"{began:.2f} CPU seconds until it had adopted all"
     # A young cluster is looked at more often.
     await asyncio.sleep(2)
-    spent = cpu_s(pid)
-    await asyncio.sleep(5)
-    assert (cpu_s(pid) - spent) / 5 < 0.01 * SLACK
+    spent, since = cpu_s(pid), time.monotonic()
+    await asyncio.sleep(8)
+    share = (cpu_s(pid) - spent) / (time.monotonic() - since)
+    print(f"\nadopted with {began:.2f} CPU seconds; idle {100 * share:.2f} % of a core", end=", ")
+    assert share < 0.01 * CPU_SLACK
     status = Path(f"/proc/{pid}/status").read_text()
     resident = next(int(line.split()[1]) for line in status.splitlines() if line.startswith("VmRSS"))
+    print(f"{resident / 1024:.0f} MB")
     assert resident < 80 * 1024, f"{resident} kB"
 
 
