@@ -105,8 +105,11 @@ def table(files: Sequence[Path]) -> str:
     deaths = [sum(f["pd_died"] for f in c["faults"].values()) for c in columns]
     stalls = [sum(_stalled(Outcome(**f)) for f in c["faults"].values()) for c in columns]
     wrong = [sum(f["wrong"] for f in c["faults"].values()) for c in columns]
-    for title, counts in (("PD deaths", deaths), ("stalls of others", stalls), ("wrong answers", wrong)):
-        lines.append(f"| **{title}** | " + " | ".join(f"**{n}**" for n in counts) + " |")
+    tried = [len(c["faults"]) for c in columns]
+    for title, counts in (("PD deaths", deaths), ("stalls of others", stalls)):
+        pairs = zip(counts, tried, strict=True)
+        lines.append(f"| **{title}** | " + " | ".join(f"**{n}** of {all_}" for n, all_ in pairs) + " |")
+    lines.append("| **wrong answers** | " + " | ".join(f"**{n}**" for n in wrong) + " |")
     return "\n".join(lines)
 
 

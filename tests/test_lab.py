@@ -282,7 +282,7 @@ def test_the_table_counts_what_the_runs_saw(tmp_path: Path) -> None:
         "| an image sent again after three others | **2 wrong**, 8 of 10 answered | – |",
         "| an idle encoder stops answering | 4 of 4 failed after 75 s | answered |",
         "| more items at once than an encoder keeps | – | 1 of 4 refused, 3 of 4 answered |",
-        "| **PD deaths** | **1** | **0** |",
-        "| **stalls of others** | **1** | **0** |",
+        "| **PD deaths** | **1** of 3 | **0** of 3 |",
+        "| **stalls of others** | **1** of 3 | **0** of 3 |",
         "| **wrong answers** | **2** | **0** |",
     ]
