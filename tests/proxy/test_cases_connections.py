@@ -127,21 +127,24 @@ async def test_the_connect_limit_as_shipped(clusters: Clusters) -> None:
 
 
 async def test_a_stream_is_not_cut_while_tokens_come(clusters: Clusters) -> None:
+    # A token every 20 s for ten minutes, a hundred times as fast, and so are the limits as shipped.
     cluster = await clusters.get(
-        "--stream-idle-timeout", "0.5", "--first-byte-timeout", "0.6", "--encode-timeout", "0.4"
+        "--stream-idle-timeout", "3", "--first-byte-timeout", "6", "--encode-timeout", "0.6"
     )
 
     async def slow(exchange: Exchange) -> None:
         await exchange.start()
-        for _ in range(8):
+        for _ in range(30):
+            await quiet(0.2)
             await exchange.chunk(event("t"))
-            await quiet(0.25)
         await exchange.chunk(DONE)
         await exchange.finish()
 
     cluster.pd.then(slow)
     reply = await cluster.proxy.chat(body_of("hi", stream=True))
-    assert reply.seconds > 1.5, "longer than every limit"
+    assert reply.seconds >= 6, "longer than every limit"
+    assert reply.events.count("[DONE]") == 1
+    assert len(reply.events) == 31
     assert not reply.broken
     assert reply.body.endswith(DONE)
 
@@ -153,21 +156,43 @@ async def quiet(seconds: float) -> None:
         await asyncio.sleep(0.01)
 
 
-async def test_a_pd_silent_after_headers_ends_as_a_broken_stream(clusters: Clusters) -> None:
+@pytest.mark.parametrize("events", [0, 1])
+async def test_a_pd_silent_after_headers_ends_as_a_broken_stream(clusters: Clusters, events: int) -> None:
     cluster = await clusters.get(
         "--stream-idle-timeout", "0.5", "--first-byte-timeout", "0.6", "--encode-timeout", "0.4"
     )
 
     async def silent(exchange: Exchange) -> None:
         await exchange.start()
-        await exchange.chunk(event("one"))
+        for _ in range(events):
+            await exchange.chunk(event("one"))
         await exchange.until_gone()
 
     cluster.pd.then(silent)
     reply = await cluster.proxy.chat(body_of("hi", stream=True))
-    assert reply.broken
-    assert b"[DONE]" not in reply.body
-    assert reply.body.startswith(event("one"))
+    assert reply.status == 200
+    assert reply.broken, "no end that looks like one"
+    assert reply.body.startswith(event("one") * events)
+    (last,) = reply.events[events:]
+    assert json.loads(last)["error"]["code"] == 504
+    await wait_for(lambda: cluster.pd.calls[0].closed_at, "the PD is told", 2)
+    (trace,) = await cluster.proxy.traces(1)
+    assert trace.outcome == "upstream_error"
+
+
+async def test_a_pd_silent_within_a_whole_answer_is_a_504(clusters: Clusters) -> None:
+    cluster = await clusters.get(
+        "--stream-idle-timeout", "0.5", "--first-byte-timeout", "0.6", "--encode-timeout", "0.4"
+    )
+
+    async def silent(exchange: Exchange) -> None:
+        await exchange.send(
+            b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: 99\r\n\r\n{"
+        )
+        await exchange.until_gone()
+
+    cluster.pd.then(silent)
+    (await cluster.proxy.chat(body_of("hi"))).error(504)
     await wait_for(lambda: cluster.pd.calls[0].closed_at, "the PD is told", 2)
 
 

@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import os
 import socket
 import sys
 import time
@@ -16,6 +15,8 @@ from tests.proxy.support import Proxy, body_of, eventually, text, wait_for
 
 ROOT = Path(__file__).parents[2]
 REQUESTS = 40
+BOUND = 0.5
+TRIES = 3
 # Clients and servers are processes of their own: what is measured here is the proxy.
 CLIENTS = f"""
 import asyncio, json, sys
@@ -106,21 +107,29 @@ async def test_forty_large_requests_at_once(tmp_path: Path) -> None:
 
             await eventually(ready, "all ready", 30)
             base = proxy.rss
-            others = os.getloadavg()[0] / (os.cpu_count() or 1)
-            over = asyncio.Event()
-            watch = asyncio.gather(healths(proxy, over), gaps(proxy, over))
-            async with running("-c", CLIENTS, str(proxy.port)) as clients:
-                out, _ = await clients.communicate()
-            over.set()
-            busy_health, busy_gaps = await watch
-            assert out.split() == [b"200"] * REQUESTS
-            # Half a second on a machine that has nothing else to do; this one may have.
-            limit = 0.5 * max(1.0, others)
-            assert percentile(busy_health) < limit
-            assert percentile(busy_gaps) < limit
+            # The bound is the case's, on any machine; one that others use too gets three tries at it.
+            for _ in range(TRIES):
+                slowest = await burst(proxy)
+                if slowest < BOUND:
+                    break
+            assert slowest < BOUND
             await wait_for(lambda: proxy.rss < base + 100_000_000, "memory given back", 20)
         finally:
             await proxy.stop()
+
+
+async def burst(proxy: Proxy) -> float:
+    """Send all at once; the 99th percentile of what others waited meanwhile, for /health or their streams."""
+    over = asyncio.Event()
+    watch = asyncio.gather(healths(proxy, over), gaps(proxy, over))
+    try:
+        async with running("-c", CLIENTS, str(proxy.port)) as clients:
+            out, _ = await clients.communicate()
+    finally:
+        over.set()
+        waits = await watch
+    assert out.split() == [b"200"] * REQUESTS
+    return max(percentile(times) for times in waits)
 
 
 def percentile(times: list[float]) -> float:
