@@ -1,6 +1,7 @@
 """What every owner needs of the cluster around it, so that an owner knows nothing of the others."""
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any
 
 import msgspec
 
@@ -29,7 +30,7 @@ class Context(msgspec.Struct):
     """Why a process may not start yet; empty when it may."""
     stirred: Callable[[str], None]
     """A process changed its state: others may be waiting for it, and it must be remembered."""
-    became_ready: Callable[[str], Awaitable[None]]
+    became_ready: Callable[[str], Coroutine[Any, Any, None]]
     flush_pd: Callable[[], Awaitable[bool]]
     """A text request to the PD, so that it takes what encoders have pushed; True when it was answered."""
     pd_lives: Callable[[], bool]

@@ -22,6 +22,22 @@ class External(Owner):
         self._metrics_at = 0.0
         self._model_at = 0.0
         self._unwell = 0
+        self._epoch: float | None = None
+
+    def epoch(self, begun: float | None) -> bool:
+        """Takes when its present life began (Unix time), as its metrics say; True when that is a new life.
+
+        Whoever runs it may restart it between two probes: only this tells.
+        """
+        if begun is None or begun == self._epoch:
+            return False
+        before, self._epoch = self._epoch, begun
+        if before is None:
+            return False
+        self.restarts += 1
+        self.context.board.update(self.name, restarts=self.restarts)
+        self.context.board.log(self.name, "was restarted by whoever runs it: a new life", "warning")
+        return True
 
     @property
     def settled(self) -> bool:

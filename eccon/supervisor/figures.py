@@ -6,6 +6,7 @@ from collections import deque
 
 from eccon.model import Alarm, Role, State
 from eccon.supervisor.cluster import Cluster
+from eccon.supervisor.external import External
 from eccon.supervisor.owner import Owner
 from eccon.supervisor.stalls import OutWatch, StallWatch
 from eccon.supervisor.traces import Traces
@@ -67,6 +68,8 @@ class Figures:
                 board.update(owner.name, pd=pds[0] if pds else None)
                 if pds:
                     self._pd_says(owner, pds[0])
+                    if isinstance(owner, External) and owner.epoch(pds[0].epoch):
+                        self.cluster.in_background(owner.context.became_ready(owner.name))
         self._inflight()
         self.cluster.judge()
 

@@ -1,6 +1,7 @@
 """Encoders that an operator sets aside, processes that others start, and the bundle for a report."""
 
 import asyncio
+import contextlib
 import io
 import json
 import os
@@ -9,6 +10,7 @@ import subprocess
 import sys
 import tarfile
 import time
+from collections.abc import Iterator
 
 import aiohttp
 import pytest
@@ -190,6 +192,76 @@ async def test_secrets_do_not_get_into_a_bundle_nor_on_the_screen(site: Site) ->
     assert "t0ken-of-pd" not in pd.argv
 
 
+@contextlib.contextmanager
+def outside(site: Site, port: int, role: str, **connector: object) -> Iterator[subprocess.Popen[bytes]]:
+    """A stand-in that this test starts and ends, not the daemon."""
+    transfer = {
+        "ec_connector": "RblnECNixlConnector",
+        "ec_role": role,
+        "ec_connector_extra_config": connector,
+    }
+    argv = [sys.executable, "-m", "eccon.sim", "serve", "m", "--port", str(port), "--host", "127.0.0.1"]
+    argv += ["--mm-processor-kwargs", '{"max_pixels": 802816}', "--ec-transfer-config", json.dumps(transfer)]
+    null = subprocess.DEVNULL
+    with subprocess.Popen(
+        argv, cwd=site.directory, env=os.environ | SIM, stdout=null, stderr=null, start_new_session=True
+    ) as server:
+        try:
+            yield server
+        finally:
+            # Its engine too, should only its parent have been killed.
+            for pid in identity.tree(server.pid):
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+
+
+async def test_an_external_pd_is_waited_for_served_and_never_touched(site: Site) -> None:
+    """It is started, and started anew, by the test."""
+    site.write(launcher='kind = "sim"', failures=20, **SIM)  # type: ignore[arg-type]
+    theirs = site.base + 10
+    url = f"http://127.0.0.1:{theirs}"
+    site.config.write_text(
+        site.config.read_text().replace("[pd]\n", f'[pd]\nexternal = true\nurl = "{url}"\n')
+    )
+    client = await site.start()
+    await client.up()
+    state = await site.see(lambda s: s.process("proxy").state is State.READY)  # type: ignore[union-attr]
+    states = {p.name: (p.state, p.external, p.pid is None) for p in state.processes if p.name != "proxy"}
+    assert states == {
+        "pd": (State.WAITING, True, True),
+        "encoder-0": (State.WAITING, False, True),
+        "encoder-1": (State.WAITING, False, True),
+    }
+    assert f"{url}: nothing listens yet" in (await site.process("pd")).reason
+    pull = {"pull_host": "127.0.0.1", "pull_port": site.base + 2}
+    with outside(site, theirs, "ec_consumer", **pull) as first:
+        await site.see(lambda s: s.cluster.health == "ok", 60)
+        assert b'"choices"' in b"".join([part async for part in client.prompt(body(4))])
+        for refused in (client.stop, client.restart, client.start):
+            with pytest.raises(ControlError, match="pd is external: it was not started here"):
+                await refused("pd")
+        with pytest.raises(ControlError, match="external: its log is where it was started"):
+            _ = [line async for line in client.logs("pd", 5)]
+        # An encoder is restarted as with a PD of ours: drained, and flushed at theirs.
+        await client.restart("encoder-0")
+        before = await site.process("encoder-0")
+        await site.see(lambda s: s.process("encoder-0").pid not in {before.pid, None})  # type: ignore[union-attr]
+        state = await site.see(lambda s: s.cluster.health == "ok", 60)
+        assert not any("could not be flushed" in e.text for e in state.events)
+        assert first.poll() is None
+    encoders = [p.pid for p in state.processes if p.role is Role.ENCODER]
+    with outside(site, theirs, "ec_consumer", **pull) as second:
+        await site.see(
+            lambda s: s.cluster.health == "ok" and any("was restarted by" in e.text for e in s.events), 60
+        )
+        state = await client.state()
+        assert [p.pid for p in state.processes if p.role is Role.ENCODER] == encoders
+        assert b'"choices"' in b"".join([part async for part in client.prompt(body(4))])
+        await client.down()
+        await site.see(lambda s: s.cluster.health == "stopped")
+        assert second.poll() is None
+
+
 async def test_an_external_encoder_is_routed_to_and_never_touched(site: Site) -> None:
     """It is started by the test: a stand-in of its own that pushes to the cluster's PD."""
     site.write(launcher='kind = "sim"', failures=20, **SIM)  # type: ignore[arg-type]
@@ -210,59 +282,41 @@ async def test_an_external_encoder_is_routed_to_and_never_touched(site: Site) ->
     assert encoder is not None
     assert (encoder.state, encoder.external, encoder.pid) == (State.WAITING, True, None)
     assert f"http://127.0.0.1:{theirs}: nothing listens yet" in encoder.reason
-    transfer = (
-        '{"ec_connector": "RblnECNixlConnector", "ec_role": "ec_producer", "ec_connector_extra_config": '
-        f'{{"llm_host": "127.0.0.1", "llm_pull_port": {site.base + 2}}}}}'
-    )
-    argv = [sys.executable, "-m", "eccon.sim", "serve", "m", "--port", str(theirs), "--host", "127.0.0.1"]
-    argv += ["--mm-processor-kwargs", '{"max_pixels": 802816}', "--ec-transfer-config", transfer]
-    with subprocess.Popen(
-        argv,
-        cwd=site.directory,
-        env=os.environ | SIM,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    ) as server:
-        try:
-            await site.see(lambda s: s.cluster.health == "ok")
-            assert b'"choices"' in b"".join([part async for part in client.prompt(body(4))])
-            state = await site.see(
-                lambda s: (
-                    (p := s.process("encoder-1")) is not None
-                    and p.encoder is not None
-                    and p.encoder.items == 2
-                )
+    with outside(site, theirs, "ec_producer", llm_host="127.0.0.1", llm_pull_port=site.base + 2) as server:
+        await site.see(lambda s: s.cluster.health == "ok")
+        assert b'"choices"' in b"".join([part async for part in client.prompt(body(4))])
+        state = await site.see(
+            lambda s: (
+                (p := s.process("encoder-1")) is not None and p.encoder is not None and p.encoder.items == 2
             )
-            for refused in (client.stop, client.restart, client.start, client.remove):
-                with pytest.raises(ControlError, match="encoder-1 is external"):
-                    await refused("encoder-1")
-            # It hangs: that is seen, and nothing is done to it.
-            daemon = site.daemon_pid()
-            for n in range(4):
-                _ = [part async for part in client.prompt(body(2, first=2 * n))]
-            engine = identity.tree(server.pid) - {server.pid}
-            for pid in engine:
-                os.kill(pid, signal.SIGSTOP)
-            load = Load(site)
-            await site.see(lambda s: s.process("encoder-1").state is State.STALLED, 60)  # type: ignore[union-attr]
-            for pid in engine:
-                os.kill(pid, signal.SIGCONT)
-            await site.see(lambda s: s.cluster.health == "ok", 60)
-            await load.some_more()
-            await load.end()
-            assert site.daemon_pid() == daemon
-            await client.drain("encoder-1")
-            await site.see(lambda s: in_proxy(s, "encoder-1") == "drained")
-            await client.resume("encoder-1")
-            await site.see(lambda s: s.cluster.health == "ok")
-            await client.down()
-            await site.see(lambda s: s.cluster.health == "stopped")
-            assert server.poll() is None
-            assert (await site.process("encoder-1")).state is State.READY
-            await client.up()
-            await site.see(lambda s: s.cluster.health == "ok")
-            server.terminate()
-            await site.see(lambda s: s.process("encoder-1").state is State.WAITING)  # type: ignore[union-attr]
-        finally:
-            server.terminate()
-            await asyncio.to_thread(server.wait, 20)
+        )
+        for refused in (client.stop, client.restart, client.start, client.remove):
+            with pytest.raises(ControlError, match="encoder-1 is external"):
+                await refused("encoder-1")
+        # It hangs: that is seen, and nothing is done to it.
+        daemon = site.daemon_pid()
+        for n in range(4):
+            _ = [part async for part in client.prompt(body(2, first=2 * n))]
+        engine = identity.tree(server.pid) - {server.pid}
+        for pid in engine:
+            os.kill(pid, signal.SIGSTOP)
+        load = Load(site)
+        await site.see(lambda s: s.process("encoder-1").state is State.STALLED, 60)  # type: ignore[union-attr]
+        for pid in engine:
+            os.kill(pid, signal.SIGCONT)
+        await site.see(lambda s: s.cluster.health == "ok", 60)
+        await load.some_more()
+        await load.end()
+        assert site.daemon_pid() == daemon
+        await client.drain("encoder-1")
+        await site.see(lambda s: in_proxy(s, "encoder-1") == "drained")
+        await client.resume("encoder-1")
+        await site.see(lambda s: s.cluster.health == "ok")
+        await client.down()
+        await site.see(lambda s: s.cluster.health == "stopped")
+        assert server.poll() is None
+        assert (await site.process("encoder-1")).state is State.READY
+        await client.up()
+        await site.see(lambda s: s.cluster.health == "ok")
+        server.terminate()
+        await site.see(lambda s: s.process("encoder-1").state is State.WAITING)  # type: ignore[union-attr]
