@@ -7,10 +7,9 @@ from pathlib import Path
 
 import click
 
-from eccon import config, console, scaffold
-from eccon.cli.cluster import bring_up
+from eccon import config, console
 from eccon.cli.common import NOT_RUNNING, USAGE, config_option, control_socket, guarded, narrate
-from eccon.client import Address, Client, NotRunning
+from eccon.client import Address, Call, ControlError, NotRunning
 from eccon.paths import PathsError
 
 __all__ = ["attach", "open_at_hand", "open_console"]
@@ -48,13 +47,15 @@ def open_at_hand(file: str | None, *, read_only: bool, theme: str | None) -> int
             f"{config.cluster_name(path)} is not running. Start it?", default=True, err=True
         ):
             return 0
+        from eccon.cli.cluster import bring_up  # noqa: PLC0415  loads the launcher, which opening does not need
+
         if code := guarded(lambda: asyncio.run(bring_up(str(path), detach=True))):
             return code
     return open_console(socket, read_only=read_only, theme=theme)
 
 
 def _first_run(*, read_only: bool, theme: str | None) -> int:
-    from eccon import discovery  # noqa: PLC0415  only here is looked around
+    from eccon import discovery, scaffold  # noqa: PLC0415  only here is looked around
     from eccon.console.welcome import welcome  # noqa: PLC0415  only here is drawn
 
     findings = discovery.look(Path.cwd())
@@ -80,14 +81,16 @@ def _first_run(*, read_only: bool, theme: str | None) -> int:
 
 def _answers(socket: Path) -> bool:
     async def ask() -> bool:
-        async with Client(socket) as client:
-            await client.state()
+        async with Call(socket, "GET", "/v1/version", {}) as call:
+            await call.expect_success()
         return True
 
     try:
         return asyncio.run(ask())
     except NotRunning:
         return False
+    except ControlError:
+        return True  # it refuses; the console says why
 
 
 @click.command()

@@ -40,6 +40,9 @@ def run(
 
         sys.stderr.write(f"eccon: {reason}\n")
         return 2
+    import gc  # noqa: PLC0415  only here is started
+
+    gc.disable()  # until the first frame: what is loaded stays for good, so looking it through is for nothing
     from eccon.console.app import open_on  # noqa: PLC0415  Textual is imported only now
 
     return open_on(client_socket, on_quit_ask=on_quit_ask, read_only=read_only, theme=theme, source=source)

@@ -1,6 +1,7 @@
 """The app: holds the daemon's state, draws the screen at hand, and carries out the table of actions."""
 
 import asyncio
+import gc
 import os
 import signal
 import time
@@ -14,7 +15,7 @@ from textual._compositor import ChopsUpdate, LayoutUpdate
 from textual.app import App, SystemCommand
 from textual.binding import Binding, BindingType
 from textual.driver import Driver
-from textual.events import Event, Key
+from textual.events import Event, Key, Paste
 from textual.filter import LineFilter
 from textual.screen import Screen
 from textual.timer import Timer
@@ -27,6 +28,7 @@ from eccon.console.driver import ConsoleDriver
 from eccon.console.history import History
 from eccon.console.paint import Painter
 from eccon.console.screens.base import ConsoleScreen
+from eccon.console.screens.dialogs import LineInput
 from eccon.console.screens.overview import Overview
 from eccon.console.source import OF_RECORDINGS, Source
 from eccon.model import Change, ClusterInfo, ClusterState, State, Trace
@@ -91,7 +93,7 @@ class ConsoleApp(Deeds, App[int]):
         self.socket = socket
         self.link: Source
         self._source = source
-        self.now: Callable[[], float] = _wall_clock
+        self.now: Callable[[], float] = time.time
         """The time that the state is of."""
         self.on_quit_ask = on_quit_ask
         self.read_only = read_only
@@ -147,6 +149,8 @@ class ConsoleApp(Deeds, App[int]):
 
     def _connect(self) -> None:
         """After the first paint: what talks to the daemon is imported and started."""
+        gc.freeze()  # Textual and we are here to stay: the collector need not look at us again and again
+        gc.enable()
         from eccon.console.link import Link  # noqa: PLC0415  only after something is on the screen
 
         self.link = self._source() if self._source is not None else Link(self.socket)
@@ -304,17 +308,25 @@ class ConsoleApp(Deeds, App[int]):
     # Actions
 
     async def on_event(self, event: Event) -> None:
-        """A key of a full screen is acted on before the next one is looked at.
+        """A key of a full screen, or in a field, is acted on before the next one is looked at.
 
         Textual hands all that wait to the widget with the focus first, so what is typed ahead, or comes in
-        one piece over a slow link, would miss the dialog that the first key opens.
+        one piece over a slow link, would miss the dialog or the field that the first key leads to.
         """
-        if isinstance(event, Key) and not event.is_forwarded and isinstance(self.screen, ConsoleScreen):
-            if self.screen.keep(event):
+        if isinstance(event, Key) and not event.is_forwarded:
+            field = self.focused
+            if isinstance(self.screen, ConsoleScreen) and self.screen.keep(event):
                 return
-            for priority in (True, False):
-                if await self._check_bindings(event.key, priority=priority):
-                    return
+            if isinstance(field, LineInput) and event.is_printable:
+                await field.take(event)
+                return
+            if isinstance(field, LineInput) or isinstance(self.screen, ConsoleScreen):
+                for priority in (True, False):
+                    if await self._check_bindings(event.key, priority=priority):
+                        return
+        elif isinstance(event, Paste) and not event.is_forwarded and isinstance(self.focused, LineInput):
+            self.focused.take_paste(event)
+            return
         await super().on_event(event)
 
     def action_act(self, name: str) -> None:
@@ -370,10 +382,6 @@ class ConsoleApp(Deeds, App[int]):
         traces = self.state.traces
         exact = next((t for t in reversed(traces) if t.id == trace_id), None)
         return exact or next((t for t in reversed(traces) if t.id.startswith(trace_id)), None)
-
-
-def _wall_clock() -> float:
-    return time.time()
 
 
 def open_on(

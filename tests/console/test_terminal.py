@@ -353,9 +353,8 @@ def test_a_prompt_is_sent_and_its_answer_shown(daemon_answer: FakeDaemon) -> Non
         shown(terminal)
         terminal.press("p")
         terminal.until("Test prompt")
-        for keys in ("\t", "\x15", "new:2x40x30", "\r"):
-            terminal.press(keys)
-            terminal.settle()
+        terminal.until("samples")
+        terminal.press("\t\x15new:3x40x30" + 6 * "\x1b[D" + "\x7f2\r")
         terminal.until("안녕 [/] there")
         body = msgspec.json.decode(daemon.bodies[-1])
         parts = body["messages"][0]["content"]

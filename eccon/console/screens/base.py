@@ -62,7 +62,11 @@ class ConsoleScreen(SteadySize, Screen[None]):
         return self.console_app.state
 
     def compose(self) -> ComposeResult:
-        yield Lines(id="header")
+        width, height = self.app.size
+        self._mark(width, height, update=False)
+        top = Lines(id="header")
+        self._draw_header(top, width, height)  # so that the very first frame says what this is
+        yield top
         with Vertical(id="body"):
             yield from self.body()
         yield Lines(id="footer")
@@ -75,8 +79,21 @@ class ConsoleScreen(SteadySize, Screen[None]):
     def refresh_body(self, now: float) -> None:
         """Draws the widgets between header and footer."""
 
+    def marks(self, width: int, height: int) -> dict[str, bool]:  # noqa: ARG002  for those that have some
+        """The classes that the styles know for what is shown at this size."""
+        return {}
+
     def fit_size(self, width: int, height: int) -> None:
-        """Sets heights and what is shown for this size; called when the size changes."""
+        """Sets heights for this size; called when the size changes."""
+
+    def _mark(self, width: int, height: int, *, update: bool = True) -> None:
+        """Sets all classes at once: each change alone has every style of the screen looked up again."""
+        marks = {"-small": width < LEAST_WIDTH or height < LEAST_HEIGHT, **self.marks(width, height)}
+        changed = {name: on for name, on in marks.items() if on != self.has_class(name)}
+        self.add_class(*(name for name, on in changed.items() if on), update=False)
+        self.remove_class(*(name for name, on in changed.items() if not on), update=False)
+        if changed and update:
+            self.update_node_styles()
 
     def draw(self) -> None:
         """Draws everything from the state at hand."""
@@ -91,22 +108,20 @@ class ConsoleScreen(SteadySize, Screen[None]):
             self.app.post_message(key)
 
     def _draw_all(self) -> None:
-        now = self.console_app.now()
-        self._draw_frame(now)
-        self.refresh_body(now)
+        width, height = self.size
+        self._draw_header(self.query_one("#header", Lines), width, height)
+        self.query_one("#footer", Lines).show([self.footer_line(width)])
+        self.refresh_body(self.console_app.now())
 
-    def _draw_frame(self, now: float) -> None:
+    def _draw_header(self, top: Lines, width: int, height: int) -> None:
         app = self.console_app
-        width = self.size.width
-        flag = app.flag
-        top = self.query_one("#header", Lines)
-        if self.size.height >= ROOMY_HEIGHT and self.SCOPE == "overview":
+        now, flag = app.now(), app.flag
+        if height >= ROOMY_HEIGHT and self.SCOPE == "overview":
             top.styles.height = 2
             top.show(headers(app.state, width, now, app.lost, flag))
         else:
             top.styles.height = 1
             top.show([header(app.state, width, now, app.lost, flag)])
-        self.query_one("#footer", Lines).show([self.footer_line(width)])
 
     def footer_line(self, width: int) -> Line:
         """A message while there is one, else the keys."""
@@ -127,7 +142,7 @@ class ConsoleScreen(SteadySize, Screen[None]):
 
     def on_resize(self, event: Resize) -> None:
         width, height = event.size
-        self.set_class(width < LEAST_WIDTH or height < LEAST_HEIGHT, "-small")
+        self._mark(width, height)
         self.fit_size(width, height)
         self.call_after_refresh(self.draw)
 

@@ -129,7 +129,15 @@ class LineInput(Input):
     def on_mount(self) -> None:
         self.cursor_blink = False  # an idle console writes nothing
 
+    async def take(self, event: Key) -> None:
+        """Puts a printable key in at the cursor, at once."""
+        await self._on_key(event)
+
     def _on_paste(self, event: Paste) -> None:
+        self.take_paste(event)
+
+    def take_paste(self, event: Paste) -> None:
+        """Puts in what was pasted, at once."""
         text = " ".join(part for part in event.text.splitlines() if part.strip())
         self.insert_text_at_cursor(clean(text))
         event.stop()

@@ -83,16 +83,19 @@ class Overview(ConsoleScreen):
         """The process under the cursor."""
         return self.state.process(self.processes.chosen or "")
 
-    def fit_size(self, width: int, height: int) -> None:
-        boxed = width >= 100 and height >= 26
-        self.set_class(boxed, "-boxed")
+    def marks(self, width: int, height: int) -> dict[str, bool]:
         charts_fit = width >= CHARTS_WIDTH and height >= CHARTS_HEIGHT and not self.console_app.low_bandwidth
-        self.set_class(charts_fit, "-charts")
-        self.set_class(charts_fit and width >= 150, "-wide")
-        self.set_class(charts_fit and width >= 150 and height >= MORE_HEIGHT, "-more")
-        self.set_class(width >= EVENTS_BESIDE, "-beside")
-        self.set_class(width < EVENTS_BESIDE and height >= EVENTS_BELOW, "-below")
-        self.set_class(height < 14, "-short")
+        return {
+            "-boxed": width >= 100 and height >= 26,
+            "-charts": charts_fit,
+            "-wide": charts_fit and width >= 150,
+            "-more": charts_fit and width >= 150 and height >= MORE_HEIGHT,
+            "-beside": width >= EVENTS_BESIDE,
+            "-below": width < EVENTS_BESIDE and height >= EVENTS_BELOW,
+            "-short": height < 14,
+        }
+
+    def fit_size(self, width: int, height: int) -> None:  # noqa: ARG002  the table's height depends on one
         self._fit_table(height)
 
     def _fit_table(self, height: int) -> None:
