@@ -10,6 +10,7 @@ from eccon.supervisor.external import External
 from eccon.supervisor.owner import Owner
 from eccon.supervisor.stalls import OutWatch, StallWatch
 from eccon.supervisor.traces import Traces
+from eccon_proxy import stall
 from eccon_proxy.schema import EncoderInfo, PDInfo, ProxyState
 
 __all__ = ["Figures"]
@@ -20,9 +21,10 @@ EJECTED_S = 3.0
 """How long the proxy may have put an encoder out before that is called a stall."""
 PULL_S = 3.0
 """A pull takes milliseconds; one that lasts this long has a hanging encoder at its other end."""
-MISSING_S = 20.0
-"""The connector waits 30 s for an image that does not come (vllm-rbln 0.12); the proxy says so after 10 s."""
+MISSING_S = 30.0
+"""The connector waits so long for an image that does not come, then the PD exits (vllm-rbln 0.12)."""
 RBLN = "RblnECNixlConnector"
+UNGUARDED = {"", "off", "vendor"}
 RATE_WINDOW = 10
 """Seconds that rates are of."""
 
@@ -140,9 +142,8 @@ class Figures:
     def _pd_says(self, owner: Owner, info: PDInfo) -> None:
         key = f"stalled:{owner.name}"
         if info.state == "stalled" and owner.state in {State.READY, State.STALLED}:
-            # A missing image holds the engine for 30 s, and then the PD exits; other silences may pass.
-            due = info.since + MISSING_S if self.cluster.topology.connector.kind == RBLN else None
-            self._alarm(key, owner.name, info.reason or "holds requests and sends nothing", due)
+            told = info.reason or "holds requests and sends nothing"
+            self._alarm(key, owner.name, told, self._death_due(owner, info))
             owner.set_state(State.STALLED, info.reason or "requests in flight and not a byte")
         elif (
             info.state == "ready"
@@ -152,6 +153,16 @@ class Figures:
             self.cluster.board.end_alarm(key)
             if owner.state is State.STALLED:
                 owner.set_state(State.READY, "")
+
+    def _death_due(self, owner: Owner, info: PDInfo) -> float | None:
+        """When a stalled PD exits if a missing image is what it waits for; None: another silence may pass.
+
+        By the time that the proxy calls it stalled it has waited: for `stall_after`, and until a token that
+        was then asked for was late.
+        """
+        mortal = self.cluster.topology.connector.kind == RBLN and owner.process.guard in UNGUARDED
+        waited = self.cluster.link.setting("stall_after") * (1 + stall.LATE)
+        return info.since - waited + MISSING_S if mortal else None
 
     def _alarm(self, key: str, subject: str, text: str, due: float | None = None) -> None:
         alarm = Alarm(

@@ -43,6 +43,8 @@ class ProxyLink:
         self.encoders: dict[str, EncoderInfo] = {}
         self.pds: dict[str, PDInfo] = {}
         self.draining = False
+        self.settings: dict[str, Any] = {}
+        """The proxy's own, wherever they came from; known since the last contact."""
         self.members: Callable[[], Mapping[str, str]] = dict
         """URL by id of the encoders that should be members now."""
         self.known: Callable[[str], bool] = lambda _: True
@@ -109,6 +111,9 @@ class ProxyLink:
         self.draining = state.draining
         self.connected = True
         if first:
+            self.settings = msgspec.json.decode(
+                await self._call("GET", "/admin/settings"), type=dict[str, Any]
+            )
             traces = msgspec.json.decode(
                 await self._call("GET", f"/admin/traces?limit={TRACES_AT_START}"), type=_Traces
             )
@@ -142,11 +147,10 @@ class ProxyLink:
         """The proxy's figures of this moment. Raises as `drain`."""
         return msgspec.json.decode(await self._call("GET", "/admin/state"), type=ProxyState)
 
-    async def queue_limit(self) -> int:
-        """How many requests may wait in it; 0 when it does not say. Raises as `drain`."""
-        settings = msgspec.json.decode(await self._call("GET", "/admin/settings"), type=dict[str, Any])
-        limit = settings.get("queue")
-        return limit if isinstance(limit, int) else 0
+    def setting(self, name: str) -> float:
+        """A number among its settings; 0 when it does not say."""
+        value = self.settings.get(name)
+        return float(value) if isinstance(value, (int, float)) else 0.0
 
     async def drain(self, name: str, *, now: bool = False) -> None:
         """No new items for an encoder; with `now` what is in flight is cancelled and goes elsewhere.

@@ -98,7 +98,6 @@ class Worries:
         self.cluster = cluster
         self._deaths: dict[str, Deaths] = {}
         self._alarms: dict[str, Alarm] = {}
-        self._limit = 0
 
     async def run(self) -> None:
         """The loop."""
@@ -129,11 +128,10 @@ class Worries:
             # Nothing waits in it while nothing is under way: then it need not be asked.
             if link.connected and self.cluster.board.cluster.inflight:
                 queued = (await link.state()).queued
-                self._limit = self._limit or await link.queue_limit()
         except ProxyLinkError:
-            self._limit = 0
+            queued = 0
         self.cluster.board.set_cluster(queued=queued)
-        alarm = of_queue(queued, self._limit, now)
+        alarm = of_queue(queued, round(link.setting("queue")), now)
         return [alarm] if alarm else []
 
     async def _of_disk(self, now: float) -> list[Alarm]:

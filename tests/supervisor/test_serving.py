@@ -1,6 +1,7 @@
 """The daemon with the real proxy and the stand-in for vLLM: images flow while encoders come and go."""
 
 import asyncio
+import contextlib
 import os
 import signal
 import socket
@@ -11,6 +12,7 @@ import aiohttp
 import pytest
 import trustme
 
+from eccon import prompt
 from eccon.client import ControlError
 from eccon.model import ClusterState, Role, State
 from eccon.supervisor import identity
@@ -225,6 +227,41 @@ async def test_another_server_on_an_encoders_port_is_an_alarm_until_it_leaves(sh
     await until(lambda: not Path(f"/proc/{site.daemon_pid()}").exists(), 10, "the daemon's end")
     await site.start()
     await site.see(lambda s: s.cluster.health == "ok" and not s.alarms)
+
+
+async def test_a_pd_that_waits_for_a_missing_image_is_an_alarm_with_the_time_of_its_death(site: Site) -> None:
+    site.write(launcher='kind = "sim"', more="[proxy.settings]\nstall_after = 2.0\n", **SIM)  # type: ignore[arg-type]
+    await site.up()
+    await site.see(lambda s: s.cluster.health == "ok")
+    text = prompt.build("m", "Hello?", [], stream=False, max_tokens=4)
+    async with aiohttp.ClientSession(headers={"content-type": "application/json"}) as session:
+
+        async def ask(port: int, data: bytes) -> None:
+            with contextlib.suppress(aiohttp.ClientError):
+                async with session.post(f"http://127.0.0.1:{port}/v1/chat/completions", data=data) as answer:
+                    await answer.read()
+
+        async def keep_asking() -> None:
+            while True:
+                await ask(site.base, text)
+
+        # Past the proxy: no encoder has seen its image. What comes through the proxy then stands still too.
+        begun = time.time()
+        asking = [asyncio.create_task(ask(site.base + 1, body(1))), asyncio.create_task(keep_asking())]
+
+        def stalled(state: ClusterState) -> bool:
+            process = state.process("pd")
+            told = any(a.key == "stalled:pd" for a in state.alarms)
+            return told and process is not None and process.state is State.STALLED
+
+        state = await site.see(stalled)
+        due = next(a.due for a in state.alarms if a.key == "stalled:pd")
+        assert due is not None
+        # Sooner than it is told would be a lie; how much later follows from when the silence was noticed.
+        assert -1 < due - (begun + 30) < 6
+        for task in asking:
+            task.cancel()
+        await asyncio.wait(asking)
 
 
 async def test_a_new_proxy_gets_its_members_again(shared: Site) -> None:
