@@ -11,6 +11,7 @@ import asyncio
 from collections.abc import Callable
 
 from eccon_proxy.encoders import Encoder
+from eccon_proxy.metrics import Metrics
 
 __all__ = ["Charges"]
 
@@ -29,12 +30,10 @@ class _Charge:
 class Charges:
     """The 5xx answers that the items of one request got."""
 
-    def __init__(
-        self, items: int, ejected: Callable[[Encoder], None], acquit: Callable[[Encoder], None]
-    ) -> None:
+    def __init__(self, items: int, metrics: Metrics, acquit: Callable[[Encoder], None]) -> None:
         self._of: list[list[_Charge]] = [[] for _ in range(items)]
         self._counted: set[Encoder] = set()
-        self._ejected = ejected
+        self._metrics = metrics
         self._acquit = acquit
 
     def bring(self, position: int, encoder: Encoder, reason: str, since: float) -> None:
@@ -72,4 +71,4 @@ class Charges:
         charge.counted = True
         now = asyncio.get_running_loop().time()
         if charge.encoder.failed(charge.reason, now, since=charge.since):
-            self._ejected(charge.encoder)
+            self._metrics.ejections.add(charge.encoder.id)

@@ -68,9 +68,7 @@ class Fanout:
         self._weights = [services.weights.of(plan, item) for item in plan.items]
         self._staged: list[Staged | None] = [None] * len(plan.items)
         self._tries = [0] * len(plan.items)
-        self._charges = Charges(
-            len(plan.items), lambda encoder: self._metrics.ejections.add(encoder.id), services.acquit
-        )
+        self._charges = Charges(len(plan.items), services.metrics, services.acquit)
         self._renew = renew
         """Whether this is a second time: whatever the identity was, it is a new one now."""
         if renew:
