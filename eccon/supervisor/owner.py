@@ -12,12 +12,13 @@ from typing import Literal
 import msgspec
 
 from eccon.launch import ProcessSpec
-from eccon.model import Exit, Milestone, Process, State
+from eccon.model import Exit, Process, State
 from eccon.signals.milestones import Step
 from eccon.supervisor import drain, identity, lives, logs, ports
 from eccon.supervisor.backoff import Backoff
 from eccon.supervisor.context import Context
 from eccon.supervisor.health import HealthWatch
+from eccon.supervisor.progress import StartProgress
 from eccon.supervisor.secrets import shown, shown_env
 from eccon.supervisor.waiting import happened
 
@@ -65,11 +66,7 @@ class Owner:
         self._pids: set[int] = set()
         """Its tree, when it was told to end."""
         self._waker = asyncio.Event()
-        self._reached: dict[str, float] = {}
-        self._step: Step | None = None
-        self._step_at = 0.0
-        self._adopted = life is not None
-        """When this life's steps were reached an earlier daemon knew."""
+        self._progress = StartProgress(context.history, spec.role, adopted=life is not None)
         process = Process(
             name=spec.name, role=spec.role, state=State.STOPPED, since=time.time(), wanted=False
         )
@@ -157,30 +154,15 @@ class Owner:
         """Its log showed a step of its start."""
         if self.life is None or self.state not in {State.STARTING, State.LOADING}:
             return
-        if self._step and step.fraction <= self._step.fraction:
-            return
-        now = time.time()
-        self._step, self._step_at = step, now
-        if not self._adopted:
-            self._reached.setdefault(step.text, now - self.life.started_at)
-        self.context.board.update(
-            self.name, milestones=tuple((text, round(at, 1)) for text, at in self._reached.items())
-        )
-        self._set(State.LOADING, step.text)
-        self.estimate()
+        if self._progress.reach(step, self.life.started_at):
+            self.context.board.update(self.name, milestones=self._progress.milestones)
+            self._set(State.LOADING, step.text)
+            self.estimate()
 
     def estimate(self) -> None:
-        """The milestone with the seconds that are left, onto the board. Coarse, so that it rarely changes."""
-        if self.life is None or self.state not in {State.STARTING, State.LOADING}:
-            return
-        text = self._step.text if self._step else "starting"
-        since = time.time() - (self._step_at if self._step else self.life.started_at)
-        left = self.context.history.remaining(
-            self.spec.role.value, self._step.text if self._step else None, since
-        )
-        eta = None if left is None else float(round(left) if left < 20 else 5 * round(left / 5))
-        fraction = round(self._step.fraction, 2) if self._step else 0.0
-        self.context.board.update(self.name, milestone=Milestone(text=text, fraction=fraction, eta_s=eta))
+        """The milestone with the seconds that are left, onto the board."""
+        if self.life is not None and self.state in {State.STARTING, State.LOADING}:
+            self.context.board.update(self.name, milestone=self._progress.estimate(self.life.started_at))
 
     # The task.
 
@@ -252,7 +234,7 @@ class Owner:
             return
         self._no_room = False
         self._set(State.STARTING, "")
-        self._reached, self._step, self._adopted = {}, None, False
+        self._progress.begin()
         self.ready_at, self.doom, self.dying_since = None, "", None
         self.context.devices.forget(self.name)
         self._pids = set()
@@ -369,8 +351,7 @@ class Owner:
         now = time.time()
         if first:
             self.ready_at = now
-            if self._reached or self._step is None:
-                self.context.history.add(self.spec.role.value, self._reached, now - life.started_at)
+            self._progress.ready(now - life.started_at)
         self.dying_since = None
         self.context.board.update(self.name, milestone=None)
         self._set(State.READY, ASIDE if self.aside else "")

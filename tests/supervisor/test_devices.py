@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import sys
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from tests.supervisor.conftest import Site, sleeper
 
 TOOL = f"""#!{sys.executable}
 import os
+import signal
 print(open(os.environ["FAKE_SMI"]).read())
 """
 
@@ -139,6 +141,32 @@ async def test_up_with_a_held_device_names_its_holder_and_starts_nothing(site: S
         host.contexts.clear()
         host.say()
     await site.settled()
+
+
+async def test_a_device_that_is_taken_while_its_process_is_down_blocks_the_restart(
+    site: Site, host: Host
+) -> None:
+    configure(site)
+    client = await site.start()
+    await client.up()
+    await site.settled()
+    encoder = await site.process("encoder-0")
+    assert encoder.pid
+    with sleeper() as stranger:
+        host.use(stranger, 5)
+        os.kill(encoder.pid, signal.SIGKILL)
+        state = await site.see(lambda s: state_of(s, "encoder-0") is State.BLOCKED)
+        reason = state.process("encoder-0").reason  # type: ignore[union-attr]
+        assert reason == f"device 5 is held by pid {stranger} (VLLM::EngineCore)"
+        # The others go on, and an operator's restart changes nothing while the stranger is there.
+        assert state_of(state, "encoder-1") is State.READY
+        await client.restart("encoder-0")
+        state = await site.see(lambda s: s.cluster.health == "degraded")
+        assert state_of(state, "encoder-0") is State.BLOCKED
+        assert Path(f"/proc/{stranger}").exists()
+        host.contexts.clear()
+        host.say()
+        await site.see(lambda s: state_of(s, "encoder-0") is State.READY)
 
 
 async def test_without_the_tool_it_is_said_and_all_works(
