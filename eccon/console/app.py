@@ -27,6 +27,7 @@ from eccon.console.draw.text import Line, clean
 from eccon.console.driver import ConsoleDriver
 from eccon.console.history import History
 from eccon.console.paint import Painter
+from eccon.console.past import Past
 from eccon.console.screens.base import ConsoleScreen
 from eccon.console.screens.dialogs import LineInput
 from eccon.console.screens.overview import Overview
@@ -104,6 +105,7 @@ class ConsoleApp(Deeds, App[int]):
         self.lost = ""
         self.faded = False
         self.history = History()
+        self.past = Past()
         self.window = WINDOWS[1]
         self.acknowledged: set[str] = set()
         self.message: Line = []
@@ -173,7 +175,9 @@ class ConsoleApp(Deeds, App[int]):
 
     def take(self, item: ClusterState | Change) -> None:
         """A snapshot or a change from the daemon."""
-        self.state = item if isinstance(item, ClusterState) else self.state.apply(item)
+        before = self.state
+        self.state = item if isinstance(item, ClusterState) else before.apply(item)
+        self.past.note(before, self.state)
         self._alarm()
         self.changed()
 
@@ -214,6 +218,7 @@ class ConsoleApp(Deeds, App[int]):
         self._frame_timer = None
         self._last_frame = time.monotonic()
         self.history.feed(self.state, self.now())
+        self.past.pack()
         self.redraw()
 
     def redraw(self) -> None:
@@ -377,11 +382,13 @@ class ConsoleApp(Deeds, App[int]):
     def handle_bindings_clash(self, clashed_bindings: set[Binding], node: Any) -> None:
         """Keys of the user that take away others are said when the settings are read."""
 
-    def trace(self, trace_id: str) -> Trace | None:
+    def trace(self, trace_id: str, *, exact: bool = False) -> Trace | None:
         """The request of that id, or of an id that begins so (ids are made unique by a suffix)."""
         traces = self.state.traces
-        exact = next((t for t in reversed(traces) if t.id == trace_id), None)
-        return exact or next((t for t in reversed(traces) if t.id.startswith(trace_id)), None)
+        found = next((t for t in reversed(traces) if t.id == trace_id), None) or self.past.find(trace_id)
+        if found is None and not exact:
+            found = next((t for t in reversed(traces) if t.id.startswith(trace_id)), None)
+        return found
 
 
 def open_on(

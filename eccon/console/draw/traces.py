@@ -11,7 +11,7 @@ from eccon.console.draw.marks import status
 from eccon.console.draw.text import Line, Part, clean, fit
 from eccon.model import Span, Trace
 
-__all__ = ["Layout", "Stages", "matches", "stages"]
+__all__ = ["Layout", "Stages", "Words", "matches", "stages", "words_of"]
 
 
 class Stages(msgspec.Struct, frozen=True):
@@ -111,29 +111,34 @@ COLUMNS: tuple[Column[Row], ...] = (
 )
 
 
-def matches(trace: Trace, words: str) -> bool:
-    """Whether a trace matches a filter: words of id, status, encoder, model, error; `>1.5` is slower than."""
+class Words(msgspec.Struct, frozen=True):
+    """What a filter looks at."""
+
+    text: str
+    total_s: float
+
+
+def words_of(trace: Trace) -> Words:
+    """Id, status, outcome, model, error and encoders of a request, and how long it took."""
+    encoders = dict.fromkeys(s.encoder for s in trace.spans)
+    text = " ".join((trace.id, str(trace.status), trace.outcome, trace.model, trace.error, *encoders))
+    return Words(text.lower(), trace.total_s or 0.0)
+
+
+def matches(request: Trace | Words, words: str) -> bool:
+    """Whether a request has all words of a filter: of id, status, encoder, model, error; `>1.5` is slower."""
     if not words:
         return True
-    text = " ".join(
-        (
-            trace.id,
-            str(trace.status),
-            trace.outcome,
-            trace.model,
-            trace.error,
-            *(s.encoder for s in trace.spans),
-        )
-    ).lower()
+    known = words_of(request) if isinstance(request, Trace) else request
     for word in words.lower().split():
         if word.startswith(">"):
             try:
                 least = float(word[1:].rstrip("s") or 0)
             except ValueError:
                 return False
-            if (trace.total_s or 0.0) <= least:
+            if known.total_s <= least:
                 return False
-        elif word not in text:
+        elif word not in known.text:
             return False
     return True
 

@@ -36,8 +36,7 @@ class TraceScreen(ConsoleScreen):
 
     def trace(self) -> Trace | None:
         """The request, as last known."""
-        found = next((t for t in reversed(self.state.traces) if t.id == self.trace_id), None)
-        self._last = found or self._last
+        self._last = self.console_app.trace(self.trace_id, exact=True) or self._last
         return self._last
 
     def refresh_body(self, now: float) -> None:

@@ -1,14 +1,16 @@
 """All requests, newest first: live, pausable, with a filter."""
 
 from collections.abc import Iterable
+from functools import partial
 from typing import ClassVar
 
 from textual.binding import BindingType
 from textual.widget import Widget
 
 from eccon.console.draw import traces
-from eccon.console.draw.text import clean, fit_line
+from eccon.console.draw.text import Line, clean, fit_line
 from eccon.console.export import write_chrome, write_json
+from eccon.console.past import Kept
 from eccon.console.screens.base import ConsoleScreen, bindings
 from eccon.console.widgets.lines import Lines
 from eccon.console.widgets.rows import Rows
@@ -41,7 +43,11 @@ class Traces(ConsoleScreen):
     def refresh_body(self, now: float) -> None:
         known = self.state.traces if self.held is None else self.held
         shown = [t for t in reversed(known) if traces.matches(t, self.words)]
-        caption = [(" Traces ", "title"), (f" {len(shown)} of {len(known)}", "dim")]
+        ids = frozenset(t.id for t in known) if len(self.console_app.past) else frozenset()
+        past = self.console_app.past.newest_first(ids)
+        older = [(i, kept) for i, kept in past if traces.matches(kept.words, self.words)]
+        count = f" {len(shown) + len(older)} of {len(known) + len(past)}"
+        caption = [(" Traces ", "title"), (count, "dim")]
         if self.words:
             caption.append((f"  filter: {clean(self.words)}", "accent"))
         if self.held is not None:
@@ -52,11 +58,12 @@ class Traces(ConsoleScreen):
             f"no request matches {self.words!r}" if self.words else "no request yet   p sends a test prompt"
         )
         layout = traces.Layout(self.rows.size.width, now)
-        self.rows.put(layout.heading, layout.rows(shown), none)
+        rows = layout.rows(shown) + [(i, partial(_packed_line, layout, kept)) for i, kept in older]
+        self.rows.put(layout.heading, rows, none)
 
     def chosen(self) -> Trace | None:
         """The request under the cursor."""
-        return next((t for t in self.state.traces if t.id == self.rows.chosen), None)
+        return self.console_app.trace(self.rows.chosen) if self.rows.chosen else None
 
     def on_rows_opened(self) -> None:
         self.console_app.act("open")
@@ -100,3 +107,7 @@ class Traces(ConsoleScreen):
                 self.draw()
 
         self.console_app.ask_line("Filter requests: words, status, encoder, >seconds", self.words, done)
+
+
+def _packed_line(layout: traces.Layout, kept: Kept) -> Line:
+    return layout.line(kept.trace())

@@ -15,8 +15,12 @@ from eccon.console.draw.text import Line, plain
 
 if TYPE_CHECKING:
     from eccon.console.app import ConsoleApp
+    from eccon.console.themes import Palette
 
 __all__ = ["Lines"]
+
+PENS_MAX = 4096
+"""Styles kept by a widget: what a screenful of it has, several times over."""
 
 
 class Lines(Widget):
@@ -28,6 +32,11 @@ class Lines(Widget):
         super().__init__(**kwargs)
         self._lines: list[Line] = []
         self._cursor = -1
+        self._base: Style | None = None
+        """The widget's own style; None when it has to be looked up again."""
+        self._palette: Palette | None = None
+        self._faded = False
+        self._pens: dict[tuple[str, int, int], Style] = {}
 
     @property
     def console_app(self) -> "ConsoleApp":
@@ -52,22 +61,49 @@ class Lines(Widget):
 
     def render_line(self, y: int) -> Strip:
         width = self.size.width
-        base = self.rich_style
+        app = self.console_app
+        if self._base is None or self._palette is not app.palette or self._faded != app.faded:
+            self._base, self._palette, self._faded = self.rich_style, app.palette, app.faded
+            self._pens.clear()
+        base, palette = self._base, self._palette
         if y >= len(self._lines):
             return Strip.blank(width, base)
-        palette = self.console_app.palette
-        faded = self.console_app.faded
         segments = []
+        at = cells = 0
         for text, tone in self._lines[y]:
-            style = base + palette["dim" if faded and tone not in ("bad", "key") else tone]
-            segments.append(Segment(text, style))
+            segments.append(Segment(text, self._pen(tone, at, y)))
+            at += len(text)
+            cells += cell_len(text)
+        if cells < width:
+            segments.append(Segment(" " * (width - cells), self._pen("", at, y)))
         strip = Strip(segments).adjust_cell_length(width, base)
         if y == self._cursor:
             strip = Strip([Segment(t, (s or base) + palette.cursor, c) for t, s, c in strip], width)
         selection = self.text_selection
         if selection is not None and (span := selection.get_span(y)) is not None:
-            strip = self._selected(strip, span)
-        return strip.apply_offsets(0, y)
+            strip = self._selected(strip, span).apply_offsets(0, y)
+        return strip
+
+    def notify_style_update(self) -> None:
+        self._base = None
+        super().notify_style_update()
+
+    def _pen(self, tone: str, x: int, y: int) -> Style:
+        """The style of a tone ("": the widget's own), with the place in it by which the mouse finds the text.
+
+        A frame asks for thousands of them, and nearly all are those of the frame before.
+        """
+        pen = self._pens.get((tone, x, y))
+        if pen is None:
+            if len(self._pens) >= PENS_MAX:
+                self._pens.clear()
+            base, palette = self._base, self._palette
+            assert base is not None  # noqa: S101  `render_line` has seen to both
+            assert palette is not None  # noqa: S101
+            shown = "dim" if self._faded and tone not in ("bad", "key") else tone
+            pen = (base + palette[shown] if tone else base) + Style.from_meta({"offset": (x, y)})
+            self._pens[tone, x, y] = pen
+        return pen
 
     def _selected(self, strip: Strip, span: tuple[int, int]) -> Strip:
         start, end = span
