@@ -51,8 +51,9 @@ def request(name: str, *hashes: str, status: str = "WAITING") -> Any:
 
 def step(*running: str, new: tuple[Any, ...] = ()) -> Any:
     tokens = dict.fromkeys(running, 1)
+    begun = [SimpleNamespace(req_id=r.request_id, mm_features=r.mm_features) for r in new]
     return SimpleNamespace(
-        num_scheduled_tokens=tokens, total_num_scheduled_tokens=len(tokens), scheduled_new_reqs=new
+        num_scheduled_tokens=tokens, total_num_scheduled_tokens=len(tokens), scheduled_new_reqs=begun
     )
 
 
@@ -84,8 +85,16 @@ def hooks(directory: str) -> None:
         assert s.request_finished(ends) == (False, {"ec_guard": {"h2": "placeholder"}})
     assert s.take_unavailable_requests() == {"runs on"}
     speaker.say(Note("staged", "h2"))
-    assert not s.ensure_cache_available(request("later", "h2"), 0)
-    assert s.take_unavailable_requests() == {"later"}
+    for computed in (0, 1000):  # in the prefix cache as well: it may be of zeros
+        later = request(f"later {computed}", "h2")
+        assert not s.ensure_cache_available(later, computed)
+        assert s.take_unavailable_requests() == {later.request_id}
+    unasked = request("unasked", "h1", "h2")
+    s.build_connector_meta(step("unasked", new=(unasked,)))
+    assert s.take_unavailable_requests() == {"unasked"}
+    assert s.request_finished(unasked) == (False, {"ec_guard": {"h2": "placeholder"}})
+    s.build_connector_meta(step("well", new=(request("well", "h1"),)))
+    assert s.take_unavailable_requests() == set()
 
 
 def wanted(directory: str) -> None:

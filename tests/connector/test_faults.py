@@ -13,6 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import msgspec
+import psutil
 import pytest
 import zmq
 
@@ -67,7 +68,9 @@ def url() -> str:
 
 
 def pause(server: Server) -> None:
+    """Stop it, and wait until it has: a process stops when one of its threads gets to run, not before."""
     server.signal(signal.SIGSTOP, everyone=True)
+    until(lambda: {p.status() for p in server.family()} == {psutil.STATUS_STOPPED}, 30, "it does not stop")
 
 
 def resume(server: Server) -> None:

@@ -88,7 +88,8 @@ class GuardScheduler(RblnECNixlConnectorScheduler):  # type: ignore[misc]
         else:
             for feature in request.mm_features:
                 place = feature.mm_position
-                if place.offset + place.length <= num_computed_tokens:
+                zeros = feature.identifier in self._board.placeholders  # computed may be from those
+                if not zeros and place.offset + place.length <= num_computed_tokens:
                     continue
                 reason = self._board.bad(feature.identifier)
                 if reason:
@@ -146,16 +147,28 @@ class GuardScheduler(RblnECNixlConnectorScheduler):  # type: ignore[misc]
                 meta.mm_datas_to_load.append(MMMeta.make_meta(mm_hash, tokens))
                 self._users.setdefault(mm_hash, set()).add(request_id)
                 self._used.setdefault(request_id, set()).add(mm_hash)
+        new_items = [
+            (new.req_id, f.identifier)
+            for new in scheduler_output.scheduled_new_reqs
+            for f in new.mm_features or ()
+        ]
         if self.is_producer:
-            meta.step_hashes = [
-                f.identifier for new in scheduler_output.scheduled_new_reqs for f in new.mm_features or ()
-            ]
+            meta.step_hashes = [mm_hash for _, mm_hash in new_items]
+        elif not self._gated:
+            self._refuse_zeros(new_items)
         if self._wanted and (now := time.monotonic()) - self._wanted_at > WANTED_EVERY_S:
             self._wanted_at = now
             meta.wanted = tuple({h for hashes in self._wanted.values() for h in hashes})
         if self._gate.waiting and not scheduler_output.total_num_scheduled_tokens:
             time.sleep(IDLE_S)
         return meta
+
+    def _refuse_zeros(self, new_items: list[tuple[str, str]]) -> None:
+        """Nobody asked before these were scheduled: what may be computed of zeros fails, or is marked."""
+        for request_id, mm_hash in new_items:
+            if mm_hash in self._board.placeholders:
+                self._used.setdefault(request_id, set()).add(mm_hash)
+                self._gate.fail(request_id, f"{mm_hash}: {self._board.bad(mm_hash)}")
 
     # the end of a request
 
