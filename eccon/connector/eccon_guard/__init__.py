@@ -1,8 +1,9 @@
 """A guard around vllm-rbln's RblnECNixlConnector: one lost item fails one request, not the engine.
 
 Runs inside `vllm serve`, on both sides. Proven with vLLM 0.30.0 and vllm-rbln 0.12.0 on a CPU host, with the
-vendor's NPU allocator stood in; the level `wrap` with vllm-rbln's scheduler over vLLM's CPU runner, on the PD.
-Not run: the vendor's model runner and worker, NPU memory from a second thread, its scheduler on an encoder, its prefix caching, `n > 1`, LoRA, priorities.
+vendor's NPU allocator stood in; the level `wrap` on a PD with vllm-rbln's scheduler over vLLM's CPU runner.
+Not run: the vendor's model runner and worker, NPU memory from a second thread, its scheduler on an encoder,
+its prefix caching, `n > 1`, LoRA, priorities.
 
 settings   the extra configuration's `guard_*` keys
 check      which level is possible here: gate, wrap, hooks, vendor
