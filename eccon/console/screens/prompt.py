@@ -170,6 +170,11 @@ class Prompt(SteadySize, ModalScreen[None]):
         self.run_worker(self._send(draft, run), group="prompt", exclusive=True)
         self.draw()
 
+    def on_input_changed(self, event: Input.Changed) -> None:
+        """The thumbnails follow what is typed, not with every key."""
+        if event.input.id == "images":
+            self._changed()
+
     async def _send(self, draft: Draft, run: Run) -> None:
         try:
             await prompting.send(self.console_app.link, draft, run, self._changed)
