@@ -1,5 +1,8 @@
 """Stands between the daemon and one managed process, and outlives the daemon: `python -I -S -E shim.py SPEC`.
 
+It is one file on purpose: run by path, isolated from every import but the standard library's, so that an
+upgrade under way, a broken environment or another version of eccon cannot keep it from doing its work.
+
 It starts the process in a session of its own, drains its output into a rotated log, waits for it, ends what
 it leaves behind and writes down how it ended. Only the standard library, so that it is small and starts fast.
 

@@ -99,7 +99,7 @@ def build(cluster: Cluster, consoles: Consoles, shut_down: Callable[[], None]) -
         def done() -> bool:
             return cluster.owners.get(owner.name) is not owner or owner.settled
 
-        settled = await cluster.until(done, wait) if wait else done()
+        settled = await board.until(done, wait) if wait else done()
         gone = cluster.owners.get(owner.name) is not owner
         return Accepted(owner.name, "removed" if gone else owner.state.value, settled)
 
@@ -120,7 +120,7 @@ def build(cluster: Cluster, consoles: Consoles, shut_down: Callable[[], None]) -
         if not any(o.life for o in cluster.owners.values()):
             shape.reload()
         await cluster.up(partial=partial)
-        settled = await cluster.until(lambda: all(o.settled for o in cluster.owners.values()), wait)
+        settled = await board.until(lambda: all(o.settled for o in cluster.owners.values()), wait)
         return Accepted("cluster", board.cluster.health, settled)
 
     @post("/v1/down", status_code=200)
@@ -169,21 +169,19 @@ def build(cluster: Cluster, consoles: Consoles, shut_down: Callable[[], None]) -
         def done() -> bool:
             return len(owners) == count + 2 and all(o.settled for o in owners.values())
 
-        return Accepted("encoders", board.cluster.health, await cluster.until(done, wait))
+        return Accepted("encoders", board.cluster.health, await board.until(done, wait))
 
     @post("/v1/encoders/{name:str}/drain", status_code=200)
     async def drain(name: str, now: bool = False, wait: Wait = 0) -> Accepted:
         """No items for it until `resume`; with `now`, those in flight go elsewhere at once."""
         owner = await cluster.set_aside(name, now=now)
-        drained = await cluster.until(lambda: cluster.rotation.is_drained(name), wait)
+        drained = await board.until(lambda: cluster.rotation.is_drained(name), wait)
         return Accepted(owner.name, owner.state.value, drained)
 
     @post("/v1/encoders/{name:str}/resume", status_code=200)
     async def resume(name: str, wait: Wait = 0) -> Accepted:
         owner = await cluster.resume(name)
-        return Accepted(
-            owner.name, owner.state.value, await cluster.until(lambda: cluster.serves(name), wait)
-        )
+        return Accepted(owner.name, owner.state.value, await board.until(lambda: cluster.serves(name), wait))
 
     @get("/v1/traces", sync_to_thread=False)
     def traces(limit: Annotated[int, Parameter(ge=1)] = 50) -> Traces:

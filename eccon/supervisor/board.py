@@ -31,6 +31,7 @@ from eccon.model import (
     Trace,
     TraceChanged,
 )
+from eccon.supervisor.waiting import happened
 
 __all__ = ["Board", "Numbered"]
 
@@ -192,6 +193,21 @@ class Board:
         """Calls `listener` at every change that goes out, until the returned function is called."""
         self._listeners.add(listener)
         return lambda: self._listeners.discard(listener)
+
+    async def until(self, true: Callable[[], bool], timeout: float | None) -> bool:
+        """Waits for a condition over what is shown here; False when time ran out."""
+        deadline = None if timeout is None else time.monotonic() + timeout
+        woken = asyncio.Event()
+        unlisten = self.listen(woken.set)
+        try:
+            while not true():
+                woken.clear()
+                left = None if deadline is None else deadline - time.monotonic()
+                if not await happened(woken, left):
+                    return true()
+            return True
+        finally:
+            unlisten()
 
     def close(self) -> None:
         """Ends every subscription."""

@@ -12,23 +12,22 @@ from eccon.config import Topology
 from eccon.launch import EncoderSlot, NoRoomError
 from eccon.model import Role, State
 from eccon.paths import ClusterPaths
-from eccon.supervisor import lives
+from eccon.supervisor import lives, memory
 from eccon.supervisor.board import Board
 from eccon.supervisor.context import Context
 from eccon.supervisor.devices import DeviceWatch
 from eccon.supervisor.external import External
 from eccon.supervisor.listener import Listener
 from eccon.supervisor.owner import Owner
+from eccon.supervisor.pd import Pd
 from eccon.supervisor.probe import Prober
 from eccon.supervisor.proxylink import ProxyLink, ProxyLinkError
 from eccon.supervisor.rotation import Rotation
 from eccon.supervisor.store import Remembered, Saved, Store
 from eccon.supervisor.verdict import judge
-from eccon.supervisor.waiting import happened
 
 __all__ = ["Cluster", "RefusedError"]
 
-FLUSH_TIMEOUT_S = 10.0
 log = logging.getLogger(__name__)
 
 
@@ -61,6 +60,9 @@ class Cluster:
         self.wanted = saved.wanted
         self.ending = False
         """Whether the daemon is about to end: nothing is started any more."""
+        self.owners: dict[str, Owner] = {}
+        self.slots: dict[str, EncoderSlot] = {}
+        self.pd = Pd(self.owners)
         self.store = Store(paths.state_file, self._gather, self._store_trouble)
         self.context = Context(
             topology=topology,
@@ -70,16 +72,14 @@ class Cluster:
             proxy=link,
             history=saved.history,
             devices=DeviceWatch(board, topology.devices.kind, listener.tree),
-            waits_for=self._waits_for,
+            waits_for=self.pd.waits_for,
             stirred=self._stirred,
             became_ready=self._became_ready,
-            flush_pd=self._flush_pd,
-            pd_lives=self._pd_lives,
+            flush_pd=self.pd.flush,
+            pd_lives=self.pd.lives,
             tree=listener.tree,
             pause_media=self._pause_media,
         )
-        self.owners: dict[str, Owner] = {}
-        self.slots: dict[str, EncoderSlot] = {}
         self.rotation = Rotation(board, link, self.owners, self.slots)
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._down: asyncio.Task[None] | None = None
@@ -101,32 +101,17 @@ class Cluster:
         ]
         for spec in specs:
             life = found.pop(spec.name, None)
-            owner = self._adopt(spec, life, saved.processes.get(spec.name, Remembered(wanted=self.wanted)))
-            self.owners[owner.name] = owner
+            owner = self.owners[spec.name] = self.new_owner(spec, life)
+            memory.recall(owner, saved.processes.get(spec.name, Remembered(wanted=self.wanted)))
         for name, life in found.items():
             # A process that the topology no longer has: it is ended, and then forgotten.
             slot = EncoderSlot(int(name.rpartition("-")[2]), 0) if name.startswith("encoder-") else None
             if slot is None or life.over:
                 life.close()
                 continue
-            owner = self._adopt(launch.encoder(self.topology, self.paths, slot), life, Remembered())
-            self.owners[name] = owner
+            owner = self.owners[name] = self.new_owner(launch.encoder(self.topology, self.paths, slot), life)
+            memory.recall(owner, Remembered())
             owner.remove()
-
-    def _adopt(self, spec: launch.ProcessSpec, life: lives.Life | None, known: Remembered) -> Owner:
-        owner = self.new_owner(spec, life)
-        owner.aside = known.aside
-        owner.wanted = known.wanted
-        owner.restarts, owner.backoff.deaths = known.restarts, known.deaths
-        owner.failed = known.failed
-        owner.lived = owner.lived or known.restarts > 0
-        if life is not None and not life.died:
-            owner.ready_at = known.ready_at if known.life == life.id else None
-            state = State.LOADING if owner.ready_at is None else State.READY
-            self.board.update(spec.name, state=state, reason="", pid=life.pid, started_at=life.started_at)
-        self.board.update(spec.name, restarts=owner.restarts)
-        owner.describe()
-        return owner
 
     def new_owner(self, spec: launch.ProcessSpec, life: lives.Life | None = None) -> Owner:
         """Of one of our processes, or of one that others start."""
@@ -194,11 +179,13 @@ class Cluster:
             if owner.life is None and not owner.spec.external:
                 owner.stop(no_drain=True)
         proxy.stop(no_drain=True)
-        await self.until(lambda: proxy.state is State.STOPPED, self.topology.supervisor.stop_grace_s + 3)
+        await self.board.until(
+            lambda: proxy.state is State.STOPPED, self.topology.supervisor.stop_grace_s + 3
+        )
         ours = [o for o in rest if not o.spec.external]
         for owner in ours:
             owner.stop(no_drain=True)
-        await self.until(lambda: all(o.state is State.STOPPED for o in (proxy, *ours)), None)
+        await self.board.until(lambda: all(o.state is State.STOPPED for o in (proxy, *ours)), None)
 
     def stop_going_down(self) -> None:
         """A command that wants something up overrides a `down` that is under way.
@@ -285,21 +272,6 @@ class Cluster:
             raise RefusedError(msg, 404)
         return owner
 
-    async def until(self, true: Callable[[], bool], timeout: float | None) -> bool:
-        """Waits for a condition over what the board shows; False when time ran out."""
-        deadline = None if timeout is None else time.monotonic() + timeout
-        woken = asyncio.Event()
-        unlisten = self.board.listen(woken.set)
-        try:
-            while not true():
-                woken.clear()
-                left = None if deadline is None else deadline - time.monotonic()
-                if not await happened(woken, left):
-                    return true()
-            return True
-        finally:
-            unlisten()
-
     # What owners ask and tell.
 
     def spec(self, name: str) -> launch.ProcessSpec:
@@ -338,12 +310,6 @@ class Cluster:
         listed = {*self.topology.pd.devices, *self.topology.encoders.devices}
         return self.context.devices.free(listed, self.topology.encoders.devices)
 
-    def _waits_for(self, name: str) -> str:
-        pd = self.owners.get("pd")
-        if name in {"pd", "proxy"} or pd is None or pd.state is State.READY:
-            return ""
-        return f"for the PD, which is {pd.state.value}"
-
     def _stirred(self, name: str) -> None:
         owner = self.owners.get(name)
         if owner and owner.state is State.STARTING:
@@ -361,33 +327,14 @@ class Cluster:
     async def _became_ready(self, name: str) -> None:
         if name == "pd":
             self.rotation.paused = ""
-            self.rotation.renew_encoders(self.topology, self._pd_started_at())
+            self.rotation.renew_encoders(self.topology, self.pd.started_at(self.context))
         if life := self.owners[name].life:
             self.board.end_alarm(f"dying:{life.id}")
         await self.link.reconcile()
 
-    def _pd_started_at(self) -> float | None:
-        pd = self.owners["pd"]
-        if pd.spec.external:
-            return next((info.epoch for info in self.link.pds.values()), None)
-        return pd.life.started_at if pd.life else None
-
     def serves(self, name: str) -> bool:
         """Whether an encoder is ready, and the proxy sends to it."""
         return self.rotation.serves(name)
-
-    async def _flush_pd(self) -> bool:
-        pd = self.owners["pd"]
-        if pd.state is not State.READY:
-            return False
-        model = self.topology.model
-        return await self.context.prober.flush(pd.spec, model.served_name or model.path, FLUSH_TIMEOUT_S)
-
-    def _pd_lives(self) -> bool:
-        pd = self.owners["pd"]
-        if pd.spec.external:
-            return pd.state in {State.READY, State.STALLED}
-        return pd.life is not None and not pd.life.died
 
     async def _pause_media(self, reason: str, now: bool) -> None:
         await self.rotation.pause_media(reason, now)
@@ -455,18 +402,7 @@ class Cluster:
             wanted=self.wanted,
             config_path=str(self.topology.path),
             slots=list(self.slots.values()),
-            processes={
-                o.name: Remembered(
-                    wanted=o.wanted,
-                    restarts=o.restarts,
-                    deaths=o.backoff.deaths,
-                    aside=o.aside,
-                    failed=o.failed,
-                    life=o.life.id if o.life else "",
-                    ready_at=o.ready_at,
-                )
-                for o in self.owners.values()
-            },
+            processes=memory.remembered(self.owners.values()),
             history=self.context.history,
             events=list(self.board.events)[-200:],
             latencies=self.listener.transfers.latencies,

@@ -107,7 +107,7 @@ class Shape:
                 continue
             if owner.state is State.BLOCKED:
                 continue
-            if not await c.until(lambda name=name: not self._lacking(name), CAPACITY_S):  # type: ignore[misc]
+            if not await c.board.until(lambda name=name: not self._lacking(name), CAPACITY_S):  # type: ignore[misc]
                 lacking = ", ".join(self._lacking(name))
                 c.board.log(
                     "cluster",
@@ -123,7 +123,7 @@ class Shape:
                 given_up = not owner.wanted or owner.leaving or bool(owner.failed)
                 return renewed or given_up or owner.state is State.BLOCKED
 
-            await c.until(done, None)
+            await c.board.until(done, None)
             if not self._is_back(owner):
                 c.board.log(
                     "cluster", f"the rolling restart ends here: {name} is {owner.state.value}", "error"
