@@ -24,7 +24,10 @@ __all__ = ["Listener"]
 READ_EVERY_S = 0.2
 READ_SILENCE_EVERY_S = 0.5
 SILENCE_S = 3.0
-READ_BYTES = 4 * 2**20
+READ_BYTES = 2**19
+"""At once: what is made of it must not keep the control API waiting."""
+READS_MAX = 8
+"""One after another, of one log, before the others have their turn."""
 FIGURES_EVERY_S = 2.0
 REMEMBER_EVERY_S = 5.0
 BACK_BYTES = 256 * 1024
@@ -78,18 +81,18 @@ class Listener:
         if owner.spec.role is Role.PROXY:
             return False
         tail = self._tails.get(name) or self._open(name, owner)
-        lost = tail.lost
-        lines = tail.read(READ_BYTES)
+        lost, heard = tail.lost, False
+        for _ in range(READS_MAX):
+            if not (lines := tail.read(READ_BYTES)):
+                break
+            heard = True
+            self._take(name, owner, lines, old=False)
+            await asyncio.sleep(0)
         if tail.lost != lost:
             self.board.log(
                 name, "its log grew faster than it could be read; some lines went unseen", "warning"
             )
-        if not lines:
-            return False
-        self._take(name, owner, lines, old=False)
-        # One flood must not keep the others, or the control API, waiting.
-        await asyncio.sleep(0)
-        return True
+        return heard
 
     def _open(self, name: str, owner: Owner) -> Tail:
         """Where the daemon before stopped reading; else, of an adopted process, what it said a moment ago."""
