@@ -12,7 +12,7 @@ from eccon.console.draw import charts, detail, events, figures, flow, header, pr
 from eccon.console.draw.text import Line, cell_len, clean, fit, fit_line, line_width, plain, wrap
 from eccon.console.history import History
 from eccon.console.widgets.logview import pattern_of
-from eccon.model import ClusterState
+from eccon.model import ClusterInfo, ClusterState
 from tests.console import states
 
 NOW = states.NOW
@@ -283,3 +283,12 @@ def test_details_tell_how_well_a_process_is_guarded(known: bool) -> None:
         text = "\n".join(plain(line) for line in detail.detail(state, told, History(), 120, NOW, 300))
         assert words in text
         assert ("1,234 events of the guards were lost" in text) == (known and process is pd)
+
+
+def test_a_cluster_that_nothing_is_known_of_is_not_said_to_be_stopped() -> None:
+    nothing = ClusterState(cluster=ClusterInfo(name="…"))
+    for line in (header.header(nothing, 100, NOW), *header.headers(nothing, 100, NOW)):
+        assert "stopped" not in plain(line)
+        assert "0/0" not in plain(line)
+    assert "connecting" in plain(header.header(nothing, 100, NOW))
+    assert "no daemon" in plain(header.header(nothing, 100, NOW, lost="no daemon answers"))

@@ -5,12 +5,19 @@ from eccon.console.draw.marks import HEALTH, serves
 from eccon.console.draw.text import Line, clean, fit, fit_line, line_width
 from eccon.model import ClusterState, Role
 
-__all__ = ["header", "headers"]
+__all__ = ["header", "headers", "unknown"]
+
+
+def unknown(state: ClusterState) -> bool:
+    """Whether nothing has been heard of the cluster yet."""
+    return not state.seq and not state.processes
 
 
 def _health(state: ClusterState, lost: str) -> Line:
     if lost:
         return [("✗ ", "bad"), (lost, "bad")]
+    if unknown(state):
+        return [("◌ connecting", "topdim")]
     info = state.cluster
     mark, tone = HEALTH[info.health]
     line: Line = [(f"{mark} ", tone), (info.health, tone)]
@@ -21,6 +28,8 @@ def _health(state: ClusterState, lost: str) -> Line:
 
 def _figures(state: ClusterState) -> list[str]:
     """Most important first."""
+    if unknown(state):
+        return []
     info = state.cluster
     encoders = [p for p in state.processes if p.role is Role.ENCODER]
     ready = sum(serves(p) for p in encoders)

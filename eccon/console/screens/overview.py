@@ -9,6 +9,7 @@ from textual.content import Content
 
 from eccon.console import actions
 from eccon.console.draw import charts, events, figures, flow, processes, traces
+from eccon.console.draw.header import unknown
 from eccon.console.draw.text import Line, clean, fit_line
 from eccon.console.screens.base import ConsoleScreen, bindings
 from eccon.console.screens.dialogs import Jump
@@ -42,7 +43,7 @@ class Overview(ConsoleScreen):
 
     def body(self) -> ComposeResult:
         with Vertical(id="p-processes", classes="panel"):
-            yield Rows("no process yet", id="processes")
+            yield Rows(id="processes")
         yield Lines(id="detail")
         yield Lines(id="alarms")
         with Horizontal(id="middle"):
@@ -112,7 +113,8 @@ class Overview(ConsoleScreen):
             self._fit_table(self.size.height)
         table = self.processes
         heading, rows = processes.table(state, table.size.width, now, app.history.rates(), self.words)
-        table.put(heading, rows, f"no process matches {self.words!r}" if self.words else "no process yet")
+        none = "" if unknown(state) else "no process yet"
+        table.put(heading, rows, f"no process matches {self.words!r}" if self.words else none)
         self._title("processes", f"Processes  filter: {self.words}" if self.words else "Processes")
         self._draw_detail(now)
         self._draw_alarms(now)
