@@ -41,7 +41,7 @@ class Traces:
         self._plain[trace.id] = trace
         (self.open.add if trace.status == 0 else self.open.discard)(trace.id)
         for span in trace.spans:
-            if span.kind == "encode" and span.uuid and span.uuid not in self._by_uuid:
+            if span.kind == "encode" and span.uuid and self._is_latest(trace, span.uuid):
                 self._by_uuid[span.uuid] = trace.id
                 if early := self._early.pop(span.uuid, None):
                     self._add(trace, early)
@@ -60,13 +60,23 @@ class Traces:
     def deliver(self, delivery: Delivery) -> None:
         """An item that arrived at the PD."""
         trace = self._plain.get(self._by_uuid.get(delivery.mm_hash, ""))
-        if trace is None:
+        if trace is None or self._is_of_a_later_one(trace, delivery):
             self._early[delivery.mm_hash] = delivery
             if len(self._early) > EARLY_MAX:
                 self._early.popitem(last=False)
             return
         self._add(trace, delivery)
         self._show(trace)
+
+    def _is_latest(self, trace: Trace, uuid: str) -> bool:
+        """Whether a trace is news to a name: with `--identity content` one goes through many requests."""
+        known = self._plain.get(self._by_uuid.get(uuid, ""))
+        return known is None or (known.id != trace.id and known.started_at < trace.started_at)
+
+    def _is_of_a_later_one(self, trace: Trace, delivery: Delivery) -> bool:
+        """Whether a request is over that has its delivery: then another one asked for the item again."""
+        added = self._added.get(trace.id, ())
+        return trace.id not in self.open and any(s.uuid == delivery.mm_hash for s in added)
 
     def ttft(self) -> Quantiles | None:
         """Of the recent requests, in milliseconds."""
@@ -101,4 +111,5 @@ class Traces:
             self.open.discard(gone)
             forgotten = self._plain.pop(gone, None)
             for span in forgotten.spans if forgotten else ():
-                self._by_uuid.pop(span.uuid, None)
+                if self._by_uuid.get(span.uuid) == gone:
+                    del self._by_uuid[span.uuid]
