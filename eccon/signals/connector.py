@@ -94,22 +94,21 @@ NOTICES: tuple[tuple[re.Pattern[bytes], str, Severity, str], ...] = (
         "in contact with the PD",
     ),
 )
-ANY = re.compile(
-    b"|".join(
-        re.escape(text)
-        for text in (
-            b"mm_hash=",
-            b"pulls did not complete within timeout",
-            b"EngineDeadError",
-            b"failed to decode received metadata",
-            b"first contact from consumer engine=",
-        )
-    )
+WORDS = (
+    b"mm_hash=",
+    b"pulls did not complete within timeout",
+    b"EngineDeadError",
+    b"failed to decode received metadata",
+    b"first contact from consumer engine=",
 )
+ANY = re.compile(b"|".join(map(re.escape, WORDS)))
 
 
 def parse(lines: bytes) -> Iterator[ItemEvent | Notice]:
-    """Events in `lines`, whole lines as read from a log. What is of no interest costs one search."""
+    """Events in `lines`, whole lines as read from a log. What is of no interest costs next to nothing."""
+    # A search for plain words is many times faster than one for a pattern: a flood is read by this alone.
+    if not any(word in lines for word in WORDS):
+        return
     at = 0
     while found := ANY.search(lines, at):
         start = lines.rfind(b"\n", 0, found.start()) + 1

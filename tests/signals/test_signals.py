@@ -267,6 +267,35 @@ def test_a_tail_begins_at_the_end_or_some_bytes_before_it(tmp_path: Path) -> Non
     back.close()
 
 
+@pytest.mark.parametrize(
+    ("text", "step"),
+    [
+        ("vLLM API server version 0.30.0", "starting vLLM"),
+        ("non-default args: {'port': 1}", "starting vLLM"),
+        ("Resolved architecture: Qwen3VL", "reading the model's configuration"),
+        ("Initializing a V1 LLM engine (v0.30.0)", "starting the engine"),
+        ("EC Nixl: PULL bound on tcp://0.0.0.0:1", "connecting encoders and PD"),
+        ("EC Nixl: PUSH connected to tcp://0.0.0.0:1", "connecting encoders and PD"),
+        ("Starting to load model X...", "loading the model"),
+        ("Loading safetensors checkpoint shards:  50% Completed | 1/2", "loading weights"),
+        ("Loading weights took 1.2 seconds", "weights loaded"),
+        ("Model loading took 1.2 GiB", "model loaded"),
+        ("torch.compile takes 3.2 s", "compiling"),
+        ("Compiling the model", "compiling"),
+        ("CPU KV cache size: 3 tokens", "sizing the KV cache"),
+        ("Available KV cache memory: 3 GiB", "sizing the KV cache"),
+        ("Warming up model for the compilation", "warming up"),
+        ("warmup done", "warming up"),
+        ("init engine (profile, warmup model) took 3 s", "engine initialised"),
+        ("Starting vLLM API server 0 on http://", "opening the API"),
+        ("Application startup complete.", "API is up"),
+    ],
+)
+def test_each_step_is_known_by_its_line_alone(text: str, step: str) -> None:
+    line = f"INFO 11-30 01:02:03 [x.py:1] {text}\n".encode()
+    assert [s.text for s in milestones.steps(b"noise\n" + line)] == [step]
+
+
 def test_milestones_in_their_order_and_what_is_left_of_the_start() -> None:
     log = (
         b"(APIServer pid=1) INFO 11-29 19:32:19 [x:1] non-default args: {}\n"
