@@ -27,8 +27,8 @@ class Items:
         self._serve = serve
         self._model = model
         self._seen: OrderedDict[str, Item] = OrderedDict()
-        # An encoder has no prefix cache; without a processor cache either, vLLM does not hash at all and
-        # names items by request, so that nothing that it announces is ever asked for.
+        # An encoder has no prefix cache; without a processor cache either, vLLM hashes no content: an item
+        # that has no uuid is named by its request, so that nobody ever asks for what is announced.
         self._hashing = not (serve.role == "producer" and serve.processor_cache_gb == 0)
         self._hits = 0
         self._queries = 0
@@ -58,16 +58,17 @@ class Items:
     def _item(
         self, chat: Chat, index: int, media: Media, data: bytes | None, picture: Picture | None
     ) -> Item:
+        given = media.uuid
+        if given is None and not self._hashing:
+            given = f"{uuid.uuid4().hex[:16]}-{media.modality}-{index}"
         name = mm_hash(
             self._serve.model,
             media.modality,
             content=data,
-            uuid=media.uuid,
+            uuid=given,
             mm_processor_kwargs=chat.mm_processor_kwargs,
             media_io_kwargs=chat.media_io_kwargs,
         )
-        if not self._hashing:
-            name = f"{uuid.uuid4().hex[:16]}-{media.modality}-{index}"
         self._queries += 1
         known = self._seen.get(name)
         if known is not None:

@@ -147,14 +147,17 @@ def test_remote_pictures(cluster: Cluster, pictures: str) -> None:
     assert ask(encoder, [part(None, f"{pictures}/gone")], max_tokens=1).status == 422
 
 
-def test_an_encoder_without_processor_cache_names_nothing(target: Target) -> None:
-    encoder = target.encoder(free_port(), "--mm-processor-cache-gb", "0")
+def test_an_encoder_without_processor_cache_hashes_no_content(target: Target) -> None:
+    """It names by request what has no uuid, so a PD never asks for it; a uuid stays the name."""
+    encoder, u, picture = target.encoder(free_port(), "--mm-processor-cache-gb", "0"), fresh(), image()
     with target.lent(encoder):
-        u = fresh()
-        for _ in range(2):
-            assert ask(encoder, [part(u)], max_tokens=1).status == 200
-        until(lambda: len(encoder.events("pushed")) == 2, 5, "not pushed")
-        assert not encoder.events(u)
+        for name in (None, None, u):
+            assert ask(encoder, [part(name, picture)], max_tokens=1).status == 200
+        encoder.wait_event(f"pushed mm_hash={u}")
+        first, second, third = (e.rpartition("=")[2] for e in encoder.events("registered + pushed"))
+        assert first != second
+        assert all(re.search(r"-image-0$", name) for name in (first, second))
+        assert third == u
 
 
 @pytest.fixture
