@@ -37,6 +37,10 @@ class UpstreamError(Exception):
         self.started = started
         self.reused = reused
 
+    def anew(self) -> "UpstreamError":
+        """The same once more: one that is kept and raised would hold what its traceback sees, bodies too."""
+        return UpstreamError(self.cause, str(self), started=self.started, reused=self.reused)
+
     @property
     def stale(self) -> bool:
         """A kept connection that the server had closed: says nothing about the server."""
@@ -107,7 +111,7 @@ class Response:
         """Wait for status and headers."""
         while not self.headed:
             if self.error is not None:
-                raise self.error
+                raise self.error.anew()
             await self.wait()
 
     async def read(self) -> bytes:
@@ -115,7 +119,7 @@ class Response:
         connection = self._connection
         while not self._chunks:
             if self.error is not None:
-                raise self.error
+                raise self.error.anew()
             if self.complete:
                 return b""
             await self.wait()
@@ -130,7 +134,7 @@ class Response:
         """The whole body; None when it is longer than `limit` bytes (what came stays to be read)."""
         while not self.complete:
             if self.error is not None:
-                raise self.error
+                raise self.error.anew()
             if self._held > limit:
                 return None
             if self._held >= HIGH_WATER:

@@ -134,6 +134,8 @@ class Fanout:
 
     async def _encode_missing(self) -> None:
         """Encode all that is missing side by side, and what goes void meanwhile at once again."""
+        failures: list[BaseException]
+        task: asyncio.Task[None] | None
         try:
             self._refuse_if_stopped()
             while self._begin(self._missing()):
@@ -145,7 +147,7 @@ class Fanout:
                 )
                 for task in done:
                     del self._tasks[task]
-                failures = [f for task in done if (f := _failure(task)) is not None]
+                failures = [*filter(None, map(_failure, done))]
                 self._refuse_if_stopped()
                 if failures:
                     raise failures[0]
@@ -159,6 +161,8 @@ class Fanout:
                 _failure(task)  # one is told; asyncio would log the others
             self._tasks.clear()
             self._over = False
+            # What is raised must not be held by what its traceback holds: the body would outlive the request.
+            done, failures, task = set(), [], None
         times = [s.at for s in self._staged if s is not None]
         self.first_at, self.last_at = min(times), max(times)
         self._metrics.gate_wait.observe(self.last_at - self.first_at)
@@ -199,7 +203,7 @@ class Fanout:
                 self._staged[position] = await self._hedged(position, encoder, tried, fresh=fresh)
                 return
             except EncodeError as error:
-                last = error
+                last = error.with_traceback(None)  # it would hold this frame, which holds it
                 # A kept connection that died before any byte: once more there, on a new one.
                 fresh = error.cause == "stale" and not fresh
                 self._metrics.retries.add("encoder", error.cause)
@@ -329,6 +333,7 @@ class Fanout:
             raise EncodeError("evicted", attempt.evicted, blame=False) from None
         finally:
             encoder.inflight.pop(attempt, None)
+            attempt.over()
             self._metrics.encodes.add(encoder.id, outcome)
             span.close("cancelled", attempt.evicted)
         seconds = time.perf_counter() - started
@@ -371,5 +376,11 @@ async def _first_of(visits: "Sequence[asyncio.Task[Staged]]") -> Staged:
         for task in ended:
             error = task.exception()
             if isinstance(error, Failure):
-                raise error
-    raise error or EncodeError("lost", "the visit was given up", blame=False)
+                break
+        else:
+            continue
+        break
+    try:
+        raise error or EncodeError("lost", "the visit was given up", blame=False)
+    finally:
+        error, done, ended = None, set(), []  # see `_encode_missing`

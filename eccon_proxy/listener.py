@@ -126,6 +126,10 @@ class _Protocol(HttpToolsProtocol):
             return
         if not self.transport.is_closing() and self.cycle is not None:
             super().on_message_complete()
+            if not self.pipeline:
+                # uvicorn stops reading within a body of some size and goes on when more of it is asked for.
+                # There is no more of it; who does not read does not see that the client leaves.
+                self.flow.resume_reading()
 
     def on_body(self, body: bytes) -> None:
         if not self._surplus and not self.transport.is_closing() and self.cycle is not None:

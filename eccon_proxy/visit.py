@@ -47,6 +47,10 @@ class Attempt:
         self.evicted = ""
         self.task: asyncio.Task[object] | None = asyncio.current_task()
 
+    def over(self) -> None:
+        """It has ended. A task that ended with an error holds the frames that hold this, and the body."""
+        self.task = None
+
     def evict(self, reason: str) -> None:
         """Give up this visit and try another encoder."""
         if not self.evicted and self.task is not None:

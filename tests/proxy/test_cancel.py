@@ -9,7 +9,7 @@ import pytest
 
 from tests.fakes import CHAT, Exchange, hang
 from tests.proxy.conftest import Clusters
-from tests.proxy.support import Cluster, body_of, eventually, image, wait_for
+from tests.proxy.support import Cluster, body_of, data_url, eventually, image, wait_for
 from tests.proxy.upstreams import after, event, stream
 
 GONE = 1.0
@@ -80,6 +80,23 @@ async def test_client_gone(cluster: Cluster, state: str, streamed: bool, way: st
     assert [e.state for e in (await cluster.proxy.state()).encoders] == ["ready", "ready"]
     cluster.pd.always(cluster.pd.chat)
     assert (await cluster.proxy.chat(body_of("still here"))).status == 200
+
+
+@pytest.mark.parametrize("size", [300_000, 4_000_000])
+async def test_a_client_with_a_large_body_that_leaves_is_gone(cluster: Cluster, size: int) -> None:
+    for encoder in cluster.encoders:
+        encoder.always(hang)
+    part = {"type": "image_url", "image_url": {"url": data_url(size, size)}}
+    _, writer = await asyncio.open_connection("127.0.0.1", cluster.proxy.port)
+    writer.write(raw_request(body_of(part, image(2)), f"large-{size}"))
+    await wait_for(lambda: cluster.encodes == 2, "two items at encoders", 20)
+    at = time.monotonic()
+    writer.close()
+    seen = [s for encoder in cluster.encoders for s in encoder.encodes]
+    await wait_for(lambda: all(s.closed_at for s in seen), "the encoders are told", 5)
+    assert max(s.closed_at or 0.0 for s in seen) - at < GONE
+    await cluster.idle(2)
+    assert (await cluster.proxy.trace(f"large-{size}")).outcome == "client_closed"
 
 
 async def test_gone_while_queued(clusters: Clusters) -> None:
