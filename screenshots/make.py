@@ -7,6 +7,7 @@ terminal, and takes everything down again. Needs the `test` extra (cairosvg) and
 
 import asyncio
 import contextlib
+import fcntl
 import os
 import re
 import signal
@@ -129,7 +130,7 @@ async def tell(directory: Path, socket: Path) -> None:
                 socket,
                 (120, 36),
                 "eccon-dark",
-                {"trouble": ["wait:1"], "question": ["end", "up", "r", "wait:1"]},
+                {"trouble": ["wait:1"], "question": ["exclamation_mark", "r", "wait:1"]},
             )
             with contextlib.suppress(psutil.NoSuchProcess):
                 engine.send_signal(signal.SIGCONT)
@@ -154,11 +155,13 @@ def main() -> None:
         os.environ["ECCON_STATE_DIR"] = str(Path(home) / "state")
         os.environ["HOME"] = home
         path = scaffold.demo(Path(home), name="demo", encoders=ENCODERS, ports=scaffold.free_ports(ENCODERS))
-        socket = start_daemon(path, linger_s=120.0).control_socket
+        paths = start_daemon(path, linger_s=120.0)
         try:
-            asyncio.run(tell(directory, socket))
+            asyncio.run(tell(directory, paths.control_socket))
         finally:
-            asyncio.run(end(socket))
+            asyncio.run(end(paths.control_socket))
+            with paths.lock.open("rb") as lock:  # held to the daemon's last word, and it writes below `home`
+                fcntl.flock(lock, fcntl.LOCK_EX)
 
 
 if __name__ == "__main__":
