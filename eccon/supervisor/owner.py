@@ -351,12 +351,11 @@ class Owner:
         now = time.time()
         if first:
             self.ready_at = now
-            self._progress.ready(now - life.started_at)
         self.dying_since = None
         self.context.board.update(self.name, milestone=None)
         self._set(State.READY, ASIDE if self.aside else "")
         if first:
-            self.context.board.log(self.name, f"ready after {now - life.started_at:.1f} s")
+            self.context.board.log(self.name, self._progress.ready(now - life.started_at))
         await self.context.became_ready(self.name)
 
     def set_state(self, state: State, reason: str) -> None:

@@ -50,7 +50,9 @@ class StartProgress:
         fraction = round(self._step.fraction, 2) if self._step else 0.0
         return Milestone(text=text, fraction=fraction, eta_s=eta)
 
-    def ready(self, after_s: float) -> None:
-        """It is ready: remembered, unless not all of its steps were seen."""
-        if self._reached or self._step is None:
-            self._history.add(self._role, self._reached, after_s)
+    def ready(self, after_s: float) -> str:
+        """It is found ready: remembered, unless it may have been so before this daemon came. In words."""
+        if self._adopted:
+            return "is ready; when it became so was not seen"
+        self._history.add(self._role, self._reached, after_s)
+        return f"ready after {after_s:.1f} s"

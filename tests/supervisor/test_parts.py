@@ -12,10 +12,12 @@ import pytest
 
 from eccon.config import Supervisor
 from eccon.model import Change, ClusterInfo, ClusterState, Process, Role, State, Trace
+from eccon.signals.milestones import History, Step
 from eccon.supervisor import api, store
 from eccon.supervisor.backoff import Backoff
 from eccon.supervisor.board import BACKLOG, RING, Board
 from eccon.supervisor.httpget import Getter
+from eccon.supervisor.progress import StartProgress
 from eccon.supervisor.secrets import shown, shown_env
 from eccon.supervisor.stalls import FLOOR_S, ON_TRIAL, OutWatch, StallWatch
 from eccon.supervisor.verdict import judge
@@ -191,6 +193,26 @@ def test_an_encoder_is_stuck_when_it_finishes_nothing_for_too_long(monkeypatch: 
     now += 60
     assert watch.stuck_s(info(6, 1, None)) is None
     assert watch.stuck_s(info(6, 1, 5000.0)) == 60
+
+
+def test_a_start_that_was_not_seen_whole_is_not_learnt_from() -> None:
+    history = History()
+    seen = StartProgress(history, Role.ENCODER, adopted=False)
+    begun = time.time() - 4
+    assert seen.estimate(begun).eta_s is None
+    assert seen.reach(Step("loading the model", 0.35), begun)
+    assert not seen.reach(Step("starting the engine", 0.20), begun)
+    assert [text for text, _ in seen.milestones] == ["loading the model"]
+    assert seen.ready(10.0) == "ready after 10.0 s"
+    assert seen.estimate(begun).fraction == 0.35
+    taken_over = StartProgress(history, Role.ENCODER, adopted=True)
+    assert taken_over.estimate(begun).eta_s == 6
+    taken_over.reach(Step("loading the model", 0.35), begun)
+    assert taken_over.milestones == ()
+    assert taken_over.ready(500.0) == "is ready; when it became so was not seen"
+    assert len(history.starts["encoder"]) == 1
+    taken_over.begin()
+    assert taken_over.ready(12.0) == "ready after 12.0 s"
 
 
 def test_an_encoder_is_out_from_its_first_failure_until_it_has_encoded() -> None:
