@@ -115,7 +115,11 @@ class Server:
         found = []
         for p in psutil.process_iter():
             with contextlib.suppress(psutil.Error, ProcessLookupError):
-                if os.getsid(p.pid) == self.pid and p.status() != psutil.STATUS_ZOMBIE:
+                if os.getsid(p.pid) != self.pid:
+                    continue
+                # A killed process is a zombie as soon as its first thread is; while others end, its sockets
+                # are open still, and whoever connects to them is let in.
+                if p.status() != psutil.STATUS_ZOMBIE or p.num_threads() > 1:
                     found.append(p)
         return found
 

@@ -61,7 +61,7 @@ async def freezes(cluster: Cluster, index: int) -> None:
     """Stopped with an item in hand: it takes connections and answers nothing; then it goes on."""
     encoder = cluster.encoders[index]
     encoder.then(hang)
-    await wait_for(lambda: encoder.busy, "an item in hand", 15)
+    await wait_for(lambda: encoder.busy, "an item in hand", 60)
     at = time.monotonic()
     encoder.anything = hang
     await noticed(cluster, index, at)
@@ -72,11 +72,11 @@ async def freezes(cluster: Cluster, index: int) -> None:
 async def hangs(cluster: Cluster, index: int) -> None:
     """Its engine hangs behind a good /health, and still does when it is tried; then it is well."""
     encoder = cluster.encoders[index]
-    await wait_for(lambda: len(encoder.encodes) > 3, "it has worked before", 15)
+    await wait_for(lambda: len(encoder.encodes) > 3, "it has worked before", 60)
     at = time.monotonic()
     encoder.always(hang)
     await noticed(cluster, index, at)
-    await wait_for(lambda: any(b"ec-trial-" in seen.body for seen in encoder.encodes), "it is tried", 15)
+    await wait_for(lambda: any(b"ec-trial-" in seen.body for seen in encoder.encodes), "it is tried", 60)
     encoder.always(encoder.chat)  # what it had begun stays lost: the worst moment to recover
     await works_again(encoder, time.monotonic())
 

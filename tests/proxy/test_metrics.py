@@ -5,6 +5,7 @@ import re
 import resource
 
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 
 from tests.fakes import CHAT, hang
 from tests.proxy.conftest import Clusters
@@ -134,6 +135,21 @@ async def test_a_scrape_is_quick_under_load(cluster: Cluster, streams: int) -> N
         assert {reply.status for reply in await asyncio.gather(*asked)} == {200}
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+async def test_prometheus_own_parser_reads_it(clusters: Clusters) -> None:
+    cluster = await clusters.get()
+    cluster.encoders[0].then(refuse(500, "once"))
+    for body in (body_of(image(1), image(2)), body_of("hi", stream=True), b"{bad"):
+        await cluster.proxy.chat(body)
+    families = list(text_string_to_metric_families((await cluster.proxy.get("/metrics")).body.decode()))
+    assert len({family.name for family in families}) == len(families) > 20
+    for family in families:
+        assert family.name.startswith("eccon_proxy_")
+        assert family.documentation.endswith(".")
+        assert family.type in {"counter", "gauge", "histogram"}
+        if family.type == "counter":
+            assert all(sample.name == f"{family.name}_total" for sample in family.samples)
 
 
 async def test_head_and_type_of_the_exposition(cluster: Cluster) -> None:
