@@ -1,4 +1,4 @@
-"""Sockets bound by us, and uvicorn's protocol on them with the limits it lacks.
+"""uvicorn's protocol on sockets bound by us (see `sockets`), with the limits it lacks.
 
 uvicorn's own server is not used: it handles signals (two of them in one loop would overwrite each
 other's handlers), makes unix sockets open to everybody, and waits for ever for half a header.
@@ -6,15 +6,12 @@ other's handlers), makes unix sockets open to everybody, and waits for ever for 
 
 import asyncio
 import http
-import os
 import re
 import socket
 import ssl
-import stat
 import time
 from collections.abc import Callable
 from email.utils import formatdate
-from pathlib import Path
 from typing import Any
 
 import uvicorn
@@ -23,9 +20,9 @@ from uvicorn.server import ServerState
 
 from eccon_proxy.acceptor import Acceptor
 from eccon_proxy.errors import error_body
-from eccon_proxy.settings import Settings, SettingsError, admin_address
+from eccon_proxy.settings import Settings
 
-__all__ = ["Listener", "admin_socket", "public_socket"]
+__all__ = ["Listener"]
 
 KEEP_ALIVE = 75
 JOIN_BELOW = 65536
@@ -40,8 +37,6 @@ SURPLUS_LEAST, SURPLUS_SHARE = 16, 8
 """Of them so many, or this share of the cap, are told at once; the others wait in the kernel's queue."""
 IGNORED = b"\r\nproxy-connection:"
 _UPGRADE = re.compile(rb"\r\nupgrade[ \t]*:", re.IGNORECASE)
-LONGEST_PATH = 107
-"""Bytes of a unix socket's path that Linux takes."""
 
 
 class _Protocol(HttpToolsProtocol):
@@ -332,86 +327,3 @@ class Listener:
             task.cancel()
         if tasks:
             await asyncio.wait(tasks, timeout=1.0)
-
-
-def public_socket(settings: Settings) -> socket.socket:
-    """The public port, bound; raises `SettingsError` with who is in the way."""
-    return _tcp(settings.host, settings.port, "--port")
-
-
-def _tcp(host: str, port: int, flag: str) -> socket.socket:
-    try:
-        found = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-    except OSError as error:
-        raise SettingsError(f"{host!r} is no address to listen on: {error}") from None
-    family, kind, proto, _, address = found[0]
-    sock = socket.socket(family, kind, proto)
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        sock.bind(address)
-    except OSError as error:
-        sock.close()
-        raise SettingsError(f"{flag} {port}: cannot listen on {host}:{port}: {error.strerror}") from None
-    sock.setblocking(False)
-    return sock
-
-
-def admin_socket(settings: Settings) -> tuple[socket.socket, Path | None]:
-    """The admin socket, bound with mode 0600 in a directory of mode 0700, and its path to remove."""
-    address = admin_address(settings)
-    if address is not None:
-        return _tcp(*address, "--admin"), None
-    text = settings.admin
-    path = Path(text.removeprefix("unix:")) if text else _default_path(settings.port)
-    if len(os.fsencode(path)) > LONGEST_PATH:
-        if text:
-            raise SettingsError(f"--admin {path}: a socket's path has at most {LONGEST_PATH} bytes")
-        path = Path(f"/tmp/eccon-{os.getuid()}") / f"proxy-{settings.port}.sock"  # noqa: S108  checked below
-    try:
-        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        return _unix(path), path
-    except OSError as error:
-        raise SettingsError(f"--admin {path}: {error.strerror}") from None
-
-
-def _default_path(port: int) -> Path:
-    home = os.environ.get("XDG_STATE_HOME") or str(Path.home() / ".local" / "state")
-    return Path(home) / "eccon" / f"proxy-{port}" / "admin.sock"
-
-
-def _unix(path: Path) -> socket.socket:
-    parent = path.parent.stat()
-    if path.parent == Path(f"/tmp/eccon-{os.getuid()}") and (  # noqa: S108
-        parent.st_uid != os.getuid() or stat.S_IMODE(parent.st_mode) & 0o077
-    ):
-        raise SettingsError(f"--admin {path}: its directory belongs to somebody else or is open to others")
-    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    try:
-        if path.exists() or path.is_socket():
-            _remove_stale(path)
-        # The mode holds from the first moment: between bind and chmod anybody could connect.
-        mask = os.umask(0o177)
-        try:
-            sock.bind(str(path))
-        finally:
-            os.umask(mask)
-    except BaseException:
-        sock.close()
-        raise
-    sock.setblocking(False)
-    return sock
-
-
-def _remove_stale(path: Path) -> None:
-    if not path.is_socket():
-        raise SettingsError(f"--admin {path}: exists and is no socket")
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
-        probe.settimeout(1.0)
-        try:
-            probe.connect(str(path))
-        except (ConnectionRefusedError, FileNotFoundError):
-            path.unlink(missing_ok=True)
-            return
-        except OSError as error:
-            raise SettingsError(f"--admin {path}: in use ({error})") from None
-    raise SettingsError(f"--admin {path}: another process listens there")

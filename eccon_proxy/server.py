@@ -16,10 +16,11 @@ from eccon_proxy.core import Core
 from eccon_proxy.descriptors import fitted
 from eccon_proxy.drain import Drains
 from eccon_proxy.errors import Failure
-from eccon_proxy.listener import Listener, admin_socket, public_socket
+from eccon_proxy.listener import Listener
 from eccon_proxy.log import configure, logger
 from eccon_proxy.reload import reload
 from eccon_proxy.settings import Settings
+from eccon_proxy.sockets import admin_socket, public_socket
 from eccon_proxy.tls import client_context, server_context
 
 __all__ = ["run"]
