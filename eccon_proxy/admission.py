@@ -46,6 +46,8 @@ class Room:
             raise
         finally:
             timer.cancel()
+            # It holds what was raised, whose traceback holds this frame and the callers' with their bodies.
+            del future, entry
 
     def _late(self, entry: tuple[int, "asyncio.Future[None]"]) -> None:
         if entry in self._queue:

@@ -106,6 +106,7 @@ class Fanout:
             raise
         finally:
             self._pd.on_down.discard(self.stop)
+            self._stopped = None  # see the end of `_encode_missing`
 
     def stop(self, failure: Failure) -> None:
         """End it from outside."""

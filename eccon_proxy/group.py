@@ -116,6 +116,7 @@ class Group:
             raise
         finally:
             timer.cancel()
+            del waiter  # it holds what was raised, whose traceback holds this frame
 
     def _late(self, waiter: _Waiter) -> None:
         if waiter in self._waiting:
