@@ -318,6 +318,8 @@ class ConsoleApp(Deeds, App[int]):
         Textual hands all that wait to the widget with the focus first, so what is typed ahead, or comes in
         one piece over a slow link, would miss the dialog or the field that the first key leads to.
         """
+        if isinstance(event, Key) and self._exit:
+            return  # the end that was asked for waits behind all keys typed ahead
         if isinstance(event, Key) and not event.is_forwarded:
             field = self.focused
             if isinstance(self.screen, ConsoleScreen) and self.screen.keep(event):
