@@ -10,7 +10,7 @@ from eccon.config import Topology
 from eccon.launch import connectors, versions
 from eccon.model import Role
 from eccon.tomltext import ABSENT, Key, Text
-from eccon_proxy.settings import SECRET_FIELDS, Settings
+from eccon_proxy.settings import FILE_FIELDS, SECRET_FIELDS, Settings
 
 __all__ = ["LAUNCHED", "clashes"]
 
@@ -241,8 +241,10 @@ def _proxy_as_a_whole(t: Topology, text: Text) -> Iterator[str]:
         "admin": "unix:/run/admin.sock",
         "port": t.proxy.port,
     }
+    # The proxy runs in the configuration's directory, whoever asks from wherever.
+    files = {k: str(t.directory / str(v)) for k, v in t.proxy.settings.items() if k in FILE_FIELDS and v}
     try:
-        msgspec.convert(given | t.proxy.settings, Settings, strict=False)
+        msgspec.convert(given | t.proxy.settings | files, Settings, strict=False)
     except (msgspec.ValidationError, ValueError) as e:
         for name, value in t.proxy.settings.items():
             if f"--{name.replace('_', '-')} " in f"{e} ":

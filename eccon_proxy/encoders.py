@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Protocol
 
-from eccon_proxy.schema import EncoderInfo, EncoderState
+from eccon_proxy.schema import ON_TRIAL, EncoderInfo, EncoderState
 from eccon_proxy.settings import Settings
 from eccon_proxy.upstream import Upstream
 
@@ -252,7 +252,7 @@ class Encoder:
         self.ejected_until = None
         self.on_trial = True
         self.failures = self._settings.eject_after - 1
-        self.settle("on trial")
+        self.settle(ON_TRIAL)
 
     def trial_due(self, now: float) -> bool:
         """Whether one item should find out if it works again."""

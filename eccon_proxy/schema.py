@@ -8,11 +8,15 @@ from typing import Literal
 
 import msgspec
 
-__all__ = ["EncoderInfo", "Outcome", "PDInfo", "ProxyState", "Span", "SpanKind", "Trace"]
+__all__ = ["ON_TRIAL", "EncoderInfo", "Outcome", "PDInfo", "ProxyState", "Span", "SpanKind", "Trace"]
 
 EncoderState = Literal["probing", "ready", "ejected", "draining", "drained", "down"]
 Outcome = Literal["", "ok", "client_error", "busy", "upstream_error", "client_closed"]
 SpanKind = Literal["queue", "encode", "gate", "pd", "stream", "push", "wait", "pull"]
+
+
+ON_TRIAL = "on trial"
+"""The reason of a member that is back for one item, which decides."""
 
 
 class EncoderInfo(msgspec.Struct, frozen=True, kw_only=True):

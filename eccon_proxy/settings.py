@@ -13,6 +13,7 @@ from urllib.parse import urlsplit
 import msgspec
 
 __all__ = [
+    "FILE_FIELDS",
     "KINDS",
     "SECRET_FIELDS",
     "Group",
@@ -34,7 +35,8 @@ KINDS: tuple[str, ...] = Kind.__args__  # type: ignore[attr-defined]
 
 RBLN_CONNECTOR = "RblnECNixlConnector"
 SECRET_FIELDS = frozenset({"api_keys", "upstream_api_key", "admin_key", "ssl_keyfile_password"})
-
+FILE_FIELDS = ("ssl_certfile", "ssl_keyfile", "ssl_ca_certs", "encoders_file", "upstream_ca")
+"""Settings that are paths; relative ones start at the proxy's working directory."""
 
 _COUNTS = (
     "encoder_concurrency", "encode_attempts", "probe_failures", "eject_after", "poison_deaths",
@@ -384,16 +386,15 @@ def _check(s: Settings) -> None:
             raise SettingsError(f"{name}: a control character in a key")
     if not s.upstream_api_key.isascii():
         raise SettingsError("--upstream-api-key: a header takes ASCII only")
-    for name in ("ssl_certfile", "ssl_keyfile", "ssl_ca_certs", "encoders_file"):
+    for name in FILE_FIELDS:
         value = getattr(s, name)
-        if value and not Path(value).is_file():
+        # An authority may be a directory.
+        if value and not (Path(value).is_file() or (name == "upstream_ca" and Path(value).is_dir())):
             raise SettingsError(f"--{name.replace('_', '-')} {value!r}: no such file")
     if s.otlp_endpoint:
         url = urlsplit(s.otlp_endpoint)
         if url.scheme not in {"http", "https"} or not url.hostname:
             raise SettingsError(f"--otlp-endpoint {s.otlp_endpoint!r}: not a URL as http://127.0.0.1:4318")
-    if s.upstream_ca and not Path(s.upstream_ca).exists():
-        raise SettingsError(f"--upstream-ca {s.upstream_ca!r}: no such file")
     if not s.ssl_certfile and (s.ssl_keyfile or s.ssl_ca_certs or s.ssl_cert_reqs):
         raise SettingsError("the --ssl- flags need --ssl-certfile")
     if s.ssl_cert_reqs not in {0, 1, 2}:

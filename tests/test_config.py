@@ -237,6 +237,16 @@ def test_clashes_name_line_key_value_and_reason(directory: Path, text: str, mess
     assert fault(directory, MODEL + text).startswith(message)
 
 
+def test_the_proxys_files_are_looked_for_where_it_will_run(directory: Path) -> None:
+    path = directory / "eccon.toml"
+    path.write_text(MODEL + "[proxy.settings]\nssl_certfile = 'own.pem'\nupstream_ca = 'ca'\n")
+    (directory / "own.pem").touch()
+    with pytest.raises(config.ConfigError, match="no such file"):
+        config.load(path)
+    (directory / "ca").mkdir()
+    assert config.load(path).proxy.settings["ssl_certfile"] == "own.pem"
+
+
 def test_a_table_must_be_one(directory: Path) -> None:
     assert fault(directory, "pd = 3\n" + MODEL) == "eccon.toml:1: pd = 3: expected a table of keys"
 

@@ -4,7 +4,7 @@ import time
 
 import msgspec
 
-from eccon_proxy.schema import EncoderInfo
+from eccon_proxy.schema import ON_TRIAL, EncoderInfo
 
 __all__ = ["OutWatch", "StallWatch"]
 
@@ -42,10 +42,6 @@ class StallWatch:
     def forget(self, name: str) -> None:
         """A new life begins afresh."""
         self._progress.pop(name, None)
-
-
-ON_TRIAL = "on trial"
-"""As the proxy calls a member that is back for one item, which decides."""
 
 
 class OutWatch:
