@@ -206,7 +206,8 @@ class Encoder:
         self.errors += 1
         self.failures += 1
         if self.ejected_until is not None or self.failures >= self._settings.eject_after:
-            return self.eject(f"{self.failures} failures in a row, the last: {reason}", now, since=since)
+            failures = "1 failure" if self.failures == 1 else f"{self.failures} failures in a row, the last"
+            return self.eject(f"{failures}: {reason}", now, since=since)
         return False
 
     def eject(self, reason: str, now: float, *, since: float | None = None) -> bool:
