@@ -19,9 +19,9 @@ from eccon.supervisor.board import BACKLOG, RING, Board
 from eccon.supervisor.httpget import Getter
 from eccon.supervisor.progress import StartProgress
 from eccon.supervisor.secrets import shown, shown_env
-from eccon.supervisor.stalls import FLOOR_S, ON_TRIAL, OutWatch, StallWatch
+from eccon.supervisor.stalls import FLOOR_S, OutWatch, StallWatch
 from eccon.supervisor.verdict import judge
-from eccon_proxy.schema import EncoderInfo, EncoderState
+from eccon_proxy.schema import ON_TRIAL, EncoderInfo, EncoderState
 
 
 def board() -> Board:
