@@ -1,18 +1,20 @@
 """Themes from small TOML files, ours and the user's; a broken one is reported and never fatal.
 
-A theme names a dozen colours; everything drawn uses tokens made of them.
+A theme names a dozen colours; everything drawn uses tokens made of them. Textual is imported only for what is
+its own: the first frame is drawn before it is there.
 """
 
 import os
+import re
 import sys
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
+from rich.color import Color, ColorType
+from rich.color_triplet import ColorTriplet
 from rich.style import Style
-from textual.color import Color, ColorParseError
-from textual.theme import Theme
 
 import eccon
 
@@ -21,7 +23,10 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
-__all__ = ["DEFAULT", "NO_COLOUR", "Palette", "ThemeFile", "load_all", "user_directory"]
+if TYPE_CHECKING:
+    from textual.theme import Theme
+
+__all__ = ["DEFAULT", "NO_COLOUR", "Palette", "ThemeFile", "colour", "load_all", "user_directory"]
 
 DEFAULT = "eccon-dark"
 NO_COLOUR = "ansi"
@@ -56,6 +61,13 @@ TONES: dict[str, str] = {
 }
 """Token → colour and attributes. A theme's [styles] table may override each."""
 
+_ANSI = ("black", "red", "green", "yellow", "blue", "magenta", "cyan", "white")
+ANSI_COLOURS = {
+    **{f"ansi_{name}": i for i, name in enumerate(_ANSI)},
+    **{f"ansi_bright_{name}": i + 8 for i, name in enumerate(_ANSI)},
+}
+_HEX = re.compile("#[0-9a-fA-F]{6}")
+
 ATTRIBUTES = ("bold", "dim", "italic", "underline", "reverse", "strike")
 
 
@@ -88,8 +100,10 @@ class ThemeFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     ansi: bool = False
     styles: dict[str, str] = {}
 
-    def textual(self) -> Theme:
+    def textual(self) -> "Theme":
         """The same as a theme of Textual."""
+        from textual.theme import Theme  # noqa: PLC0415  see above
+
         c = self.colours
         return Theme(
             name=self.name,
@@ -138,7 +152,7 @@ class Palette:
         self.theme = theme
         specs = {**TONES, **theme.styles}
         self._styles = {tone: _style(spec, theme.colours) for tone, spec in specs.items()}
-        self.cursor = Style(bgcolor=Color.parse(theme.colours.cursor).rich_color)
+        self.cursor = Style(bgcolor=colour(theme.colours.cursor))
         if theme.ansi:
             self.cursor = Style(reverse=True)
 
@@ -153,15 +167,37 @@ class Palette:
         return style
 
 
+def colour(text: str) -> Color:
+    """A colour as a theme names it: #rrggbb, ansi_…, or anything else that Textual knows.
+
+    Raises:
+        ValueError: it is none.
+    """
+    if _HEX.fullmatch(text):
+        r, g, b = bytes.fromhex(text[1:])
+        return Color(text.lower(), ColorType.TRUECOLOR, None, ColorTriplet(r, g, b))
+    if text == "ansi_default":
+        return Color.parse("default")
+    if (number := ANSI_COLOURS.get(text)) is not None:
+        return Color.from_ansi(number)
+    from textual.color import Color as AnyColour  # noqa: PLC0415  see above
+    from textual.color import ColorParseError  # noqa: PLC0415
+
+    try:
+        return AnyColour.parse(text).rich_color
+    except ColorParseError as e:
+        raise ValueError(str(e)) from None
+
+
 def _style(spec: str, colours: Colours) -> Style:
     attributes: dict[str, bool] = {}
-    colour = None
+    found = None
     for word in spec.split():
         if word in ATTRIBUTES:
             attributes[word] = True
         else:
-            colour = Color.parse(getattr(colours, word, word)).rich_color
-    return Style(color=colour, **attributes)  # type: ignore[arg-type]
+            found = colour(getattr(colours, word, word))
+    return Style(color=found, **attributes)  # type: ignore[arg-type]
 
 
 def user_directory() -> Path:
@@ -197,8 +233,8 @@ def _load(path: Path) -> ThemeFile:
     for field in msgspec.structs.fields(Colours):
         value = getattr(theme.colours, field.name)
         try:
-            Color.parse(value)
-        except ColorParseError:
+            colour(value)
+        except ValueError:
             msg = f"{value!r} is no colour (colours.{field.name})"
             raise ValueError(msg) from None
     for tone, spec in theme.styles.items():
@@ -207,7 +243,7 @@ def _load(path: Path) -> ThemeFile:
             raise ValueError(msg)
         try:
             _style(spec, theme.colours)
-        except ColorParseError:
+        except ValueError:
             msg = f"{spec!r} is no style (styles.{tone})"
             raise ValueError(msg) from None
     return theme

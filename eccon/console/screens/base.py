@@ -12,7 +12,9 @@ from textual.widget import Widget
 
 from eccon.console import actions
 from eccon.console.draw.header import header, headers
-from eccon.console.draw.text import Line, fit_line, line_width
+from eccon.console.draw.keys import keys_line
+from eccon.console.draw.shape import LEAST_HEIGHT, LEAST_WIDTH, Shape
+from eccon.console.draw.text import Line, fit_line
 from eccon.console.screens.steady import SteadySize
 from eccon.console.widgets.lines import Lines
 from eccon.model import ClusterState
@@ -20,10 +22,7 @@ from eccon.model import ClusterState
 if TYPE_CHECKING:
     from eccon.console.app import ConsoleApp
 
-__all__ = ["LEAST_HEIGHT", "LEAST_WIDTH", "ConsoleScreen", "bindings"]
-
-LEAST_WIDTH, LEAST_HEIGHT = 32, 8
-ROOMY_HEIGHT = 28
+__all__ = ["ConsoleScreen", "bindings"]
 
 
 def bindings(scope: str) -> list[BindingType]:
@@ -88,7 +87,7 @@ class ConsoleScreen(SteadySize, Screen[None]):
 
     def _mark(self, width: int, height: int, *, update: bool = True) -> None:
         """Sets all classes at once: each change alone has every style of the screen looked up again."""
-        marks = {"-small": width < LEAST_WIDTH or height < LEAST_HEIGHT, **self.marks(width, height)}
+        marks = {"-small": Shape(width, height).small, **self.marks(width, height)}
         changed = {name: on for name, on in marks.items() if on != self.has_class(name)}
         self.add_class(*(name for name, on in changed.items() if on), update=False)
         self.remove_class(*(name for name, on in changed.items() if not on), update=False)
@@ -116,7 +115,7 @@ class ConsoleScreen(SteadySize, Screen[None]):
     def _draw_header(self, top: Lines, width: int, height: int) -> None:
         app = self.console_app
         now, flag = app.now(), app.flag
-        if height >= ROOMY_HEIGHT and self.SCOPE == "overview":
+        if Shape(width, height).header == 2 and self.SCOPE == "overview":
             top.styles.height = 2
             top.show(headers(app.state, width, now, app.lost, flag))
         else:
@@ -148,19 +147,3 @@ class ConsoleScreen(SteadySize, Screen[None]):
 
     def on_screen_resume(self) -> None:
         self.call_after_refresh(self.draw)
-
-
-def keys_line(shown: Iterable[actions.Action], keymap: dict[str, str], width: int) -> Line:
-    """As many keys as fit, most important first; leaving is always at the right."""
-    quit_action = actions.by_name("quit")
-    tail: Line = [(actions.key_label(quit_action, keymap), "key"), (" leave ", "hint")]
-    line: Line = [(" ", "text")]
-    for action in shown:
-        if action.name == "quit":
-            continue
-        part: Line = [(actions.key_label(action, keymap), "key"), (f" {action.title}  ", "hint")]
-        if line_width(line) + line_width(part) + line_width(tail) > width:
-            continue
-        line += part
-    room = width - line_width(line) - line_width(tail)
-    return fit_line([*line, (" " * max(room, 0), "text"), *tail], width)

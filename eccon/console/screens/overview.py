@@ -7,10 +7,10 @@ from textual.binding import BindingType
 from textual.containers import Horizontal, Vertical
 from textual.content import Content
 
-from eccon.console import actions
-from eccon.console.draw import charts, events, figures, flow, processes, traces
+from eccon.console.draw import charts, events, flow, glance, processes, traces
 from eccon.console.draw.header import unknown
-from eccon.console.draw.text import Line, clean, fit_line
+from eccon.console.draw.shape import Shape
+from eccon.console.draw.text import clean, fit_line
 from eccon.console.screens.base import ConsoleScreen, bindings
 from eccon.console.screens.dialogs import Jump
 from eccon.console.widgets.lines import Lines
@@ -18,13 +18,6 @@ from eccon.console.widgets.rows import Rows
 from eccon.model import Process
 
 __all__ = ["Overview"]
-
-CHARTS_WIDTH, CHARTS_HEIGHT = 108, 28
-MORE_HEIGHT = 40
-"""From here on there is a second row of charts."""
-IN_FIRST_ROW = ("flow", "transfer", "ttft", "fanout")
-IN_SECOND_ROW = ("requests", "queue", "tokens")
-EVENTS_BESIDE, EVENTS_BELOW = 150, 38
 
 
 class Overview(ConsoleScreen):
@@ -47,27 +40,21 @@ class Overview(ConsoleScreen):
         yield Lines(id="detail")
         yield Lines(id="alarms")
         with Horizontal(id="middle"):
-            for name in IN_FIRST_ROW:
+            for name in glance.IN_FIRST_ROW:
                 with Vertical(id=f"p-{name}", classes="panel"):
                     yield Lines(id=name)
         with Horizontal(id="more"):
-            for name in IN_SECOND_ROW:
+            for name in glance.IN_SECOND_ROW:
                 with Vertical(id=f"p-{name}", classes="panel"):
                     yield Lines(id=name)
         with Horizontal(id="bottom"):
             with Vertical(id="p-traces", classes="panel"):
-                yield Rows("no request yet   p sends a test prompt", sticky_top=True, id="traces")
+                yield Rows(glance.NO_REQUEST, sticky_top=True, id="traces")
             with Vertical(id="p-events", classes="panel"):
                 yield Lines(id="events")
 
     def on_mount(self) -> None:
-        for name, title in (
-            ("processes", "Processes"),
-            ("flow", "Flow"),
-            ("fanout", "Fan-out items/s"),
-            ("traces", "Traces"),
-            ("events", "Events"),
-        ):
+        for name, title in glance.TITLES.items():
             self.query_one(f"#p-{name}").border_title = title
 
     @property
@@ -85,32 +72,18 @@ class Overview(ConsoleScreen):
         return self.state.process(self.processes.chosen or "")
 
     def marks(self, width: int, height: int) -> dict[str, bool]:
-        charts_fit = width >= CHARTS_WIDTH and height >= CHARTS_HEIGHT and not self.console_app.low_bandwidth
-        return {
-            "-boxed": width >= 100 and height >= 26,
-            "-charts": charts_fit,
-            "-wide": charts_fit and width >= 150,
-            "-more": charts_fit and width >= 150 and height >= MORE_HEIGHT,
-            "-beside": width >= EVENTS_BESIDE,
-            "-below": width < EVENTS_BESIDE and height >= EVENTS_BELOW,
-            "-short": height < 14,
-        }
+        return Shape(width, height, self.console_app.low_bandwidth).classes()
 
-    def fit_size(self, width: int, height: int) -> None:  # noqa: ARG002  the table's height depends on one
-        self._fit_table(height)
-
-    def _fit_table(self, height: int) -> None:
-        rows = sum(processes.matches(p, self.words) for p in self.state.processes)
-        frame = 2 if self.has_class("-boxed") else 1
-        most = height - 3 if self.has_class("-short") else max(4, height * (55 if height < 30 else 45) // 100)
-        self.query_one("#p-processes").styles.height = min(max(rows, 1) + 1 + frame, max(most, 3))
+    def fit_size(self, width: int, height: int) -> None:
+        shown = [p for p in self.state.processes if processes.matches(p, self.words)]
+        self.query_one("#p-processes").styles.height = Shape(width, height).table(shown)
 
     def refresh_body(self, now: float) -> None:
         state, app = self.state, self.console_app
         names = tuple(p.name for p in state.processes if processes.matches(p, self.words))
         if names != self._names:
             self._names = names
-            self._fit_table(self.size.height)
+            self.fit_size(*self.size)
         table = self.processes
         heading, rows = processes.table(state, table.size.width, now, app.history.rates(), self.words)
         none = "" if unknown(state) else "no process yet"
@@ -137,28 +110,15 @@ class Overview(ConsoleScreen):
         line = self.query_one("#detail", Lines)
         process = self.chosen_process()
         if line.size.height:
-            line.show([fit_line(detail_line(process, now) if process else [], line.size.width)])
+            line.show([fit_line(glance.detail(process, now) if process else [], line.size.width)])
 
     def _draw_alarms(self, now: float) -> None:
         app = self.console_app
         strip = self.query_one("#alarms", Lines)
         alarms = [a for a in self.state.alarms if a.key not in app.acknowledged]
-        room = 1 if self.size.height < 26 else 3
-        strip.styles.height = min(len(alarms), room)
-        keys = {a.name: actions.key_label(a, app.settings.keys) for a in actions.in_scope(self.SCOPE)}
-        more = f" +{len(alarms) - room} " if len(alarms) > room else ""
-        lines = [
-            events.alarm(
-                a,
-                self.size.width - (len(more) if i == room - 1 else 0),
-                now,
-                keys,
-                chosen=self.processes.chosen or "",
-            )
-            for i, a in enumerate(alarms[:room])
-        ]
-        if more:
-            lines[-1] = [*lines[-1], (more, "warn")]
+        keys = glance.alarm_keys(app.settings.keys)
+        lines = glance.alarm_lines(alarms, Shape(*self.size), now, keys, self.processes.chosen or "")
+        strip.styles.height = len(lines)
         strip.show(lines)
 
     def _draw_charts(self) -> None:
@@ -166,9 +126,7 @@ class Overview(ConsoleScreen):
         history, window = app.history, app.window
         box = self.query_one("#flow", Lines)
         box.show(flow.flow(self.state, box.size.width, flow.token_rate(self.state.traces, app.now())))
-        for panel in charts.PANELS:
-            if panel.name not in (*IN_FIRST_ROW, *IN_SECOND_ROW):
-                continue
+        for panel in glance.PANELS:
             box = self.query_one(f"#{panel.name}", Lines)
             if box.size.height:
                 self._title(panel.name, charts.title(panel, self.state, history))
@@ -253,24 +211,3 @@ class Overview(ConsoleScreen):
 
         name_them()
         self.console_app.push_screen(Jump("".join(letters)), pressed)
-
-
-def detail_line(process: Process, now: float) -> Line:
-    """The chosen process in one line, for terminals whose table has no room for it."""
-    parts: list[str] = [process.role.value]
-    if process.url:
-        parts.append(process.url)
-    if process.pid is not None:
-        parts.append(f"pid {process.pid}")
-    if process.started_at is not None:
-        parts.append(f"up {figures.uptime(now - process.started_at)}")
-    if process.cpu_percent is not None:
-        parts.append(f"cpu {figures.percent(process.cpu_percent)}")
-    if process.rss_bytes is not None:
-        parts.append(f"mem {figures.gib(process.rss_bytes)}")
-    if process.restarts:
-        parts.append(f"{process.restarts} restart{'s' if process.restarts > 1 else ''}")
-    line: Line = [(f" {clean(process.name)}  ", "title"), ("  ".join(clean(p) for p in parts), "dim")]
-    if why := processes.reason(process):
-        line.append((f"  {why}", "warn"))
-    return line

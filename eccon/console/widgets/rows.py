@@ -1,13 +1,14 @@
 """A list with a cursor that stays on its row by identity, whatever moves around it."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, ClassVar
 
 from textual.binding import Binding, BindingType
 from textual.events import Click, MouseScrollDown, MouseScrollUp
 from textual.message import Message
 
-from eccon.console.draw.text import Line, cell_len, fit_line, line_width, plain
+from eccon.console.draw.text import Line
+from eccon.console.draw.window import Keyed, window
 from eccon.console.widgets.lines import Lines
 
 __all__ = ["Rows"]
@@ -52,7 +53,7 @@ class Rows(Lines, can_focus=True):
         self.chosen: str | None = None
         self.first = 0
         self._heading: Line = []
-        self._rows: list[tuple[str, Line | Callable[[], Line]]] = []
+        self._rows: list[Keyed] = []
         self._empty = empty
         self._sticky = sticky_top
         self._at_top = True
@@ -63,9 +64,7 @@ class Rows(Lines, can_focus=True):
         """Keys of the rows, from the top."""
         return [key for key, _ in self._rows]
 
-    def put(
-        self, heading: Line, rows: Sequence[tuple[str, Line | Callable[[], Line]]], empty: str | None = None
-    ) -> None:
+    def put(self, heading: Line, rows: Sequence[Keyed], empty: str | None = None) -> None:
         """Shows these rows (a line, or how to draw it when it is seen); the chosen one stays chosen."""
         before = self._index()
         self._heading, self._rows = heading, list(rows)
@@ -87,12 +86,7 @@ class Rows(Lines, can_focus=True):
         index = self._index()
         last = max(0, len(self._rows) - room)
         self.first = min(max(self.first, 0), last)
-        seen = (line() if callable(line) else line for _, line in self._rows[self.first : self.first + room])
-        lines = [fit_line(line, width) for line in seen]
-        if self._heading:
-            lines.insert(0, self._head(width, room))
-        if not self._rows and self._empty:
-            lines.append([(" " + self._empty, "dim")])
+        lines = window(self._heading, self._rows, self.first, width, self.size.height, self._empty)
         cursor = index - self.first + (1 if self._heading else 0)
         shown = self.has_focus and not self._document and self.first <= index < self.first + room
         self.show(lines, cursor if shown else -1)
@@ -102,18 +96,6 @@ class Rows(Lines, can_focus=True):
         self.chosen = key
         self._at_top = self._index() <= 0
         self._reveal()
-
-    def _head(self, width: int, room: int) -> Line:
-        below = len(self._rows) - self.first - room
-        hint = (f" ↑{self.first}" if self.first > 0 else "") + (f" ↓{below}" if below > 0 else "")
-        if not hint:
-            return fit_line(self._heading, width, "head")
-        free = width - len(plain(self._heading).rstrip()) - 1
-        arrows = hint[1:2] + ("↓" if "↓" in hint[2:] else "")
-        if cell_len(hint) > free >= cell_len(arrows):  # a heading is worth more than how many there are
-            hint = arrows
-        tail: Line = [(hint + " ", "accent")]
-        return [*fit_line(self._heading, width - line_width(tail), "head"), *tail]
 
     def _index(self) -> int:
         return next((i for i, (key, _) in enumerate(self._rows) if key == self.chosen), -1)
