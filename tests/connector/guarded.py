@@ -16,6 +16,7 @@ class GuardedSim(SimTarget):
     """The stand-in, every server of it guarded. The guard's own times are real ones there."""
 
     wait_s = 1.0
+    guarded = True
 
     def connector(self) -> dict[str, Any]:
         return TRANSFER
@@ -29,6 +30,7 @@ class GuardedLab(LabTarget):
     """The lab, every server of it guarded."""
 
     wait_s = 3.0
+    guarded = True
 
     def connector(self) -> dict[str, Any]:
         return TRANSFER

@@ -1,6 +1,6 @@
 """Every fault that ends an unguarded PD, with the guard. On the stand-in, or with ECCON_LAB=DIR on real vLLM.
 
-That each of them does end an unguarded one is what tests/contract/test_faults.py shows. In order: what kills
+That each of them does end an unguarded one is what tests/contract/test_stall.py and test_deaths.py show. In order: what kills
 servers comes last, since a start takes its time there.
 """
 

@@ -1,35 +1,41 @@
 """`--target sim` (default) or `--target lab`, and the cluster that most tests share."""
 
 import time
-from collections.abc import Iterable, Iterator
-from http.client import HTTPException
+from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from threading import Thread
 
 import pytest
+import zmq
 
 from tests.connector.guarded import GuardedLab, GuardedSim
-from tests.contract.client import ask, fresh, part, png
-from tests.contract.target import LabTarget, Server, SimTarget, Target, free_port
+from tests.contract.client import png
+from tests.contract.cluster import Cluster
+from tests.contract.starts import Starts
+from tests.contract.target import LabTarget, SimTarget, Target
 
 _BEGAN = time.monotonic()
 TARGETS: dict[str, type[Target]] = {"sim": SimTarget, "lab": LabTarget}
 VENDORS_WAYS: dict[str, set[str] | None] = {
     # Its deaths: tests/connector/test_faults.py has what becomes of them. And what leads to them: that an
     # encoder pushes to nobody, and keeps what was acknowledged until it takes in another; its own lines.
-    "test_faults.py": {
+    "test_stall.py": {
+        "test_junk_where_an_agent_should_be_kills",
         "test_an_item_that_nobody_encoded_stalls_everybody_and_kills",
         "test_metrics_are_frozen_in_a_stall",
-        "test_an_encoder_killed_after_its_push_takes_the_pd_along",
-        "test_an_item_of_an_encoder_that_died_after_the_flush_kills",
-        "test_a_stopped_encoder_blocks_the_pull_and_then_kills",
         "test_a_held_item_is_not_pushed_to_a_new_pd",
-        "test_an_encoder_may_start_before_its_pd",
-        "test_an_evicted_item_kills",
-        "test_items_grow_too_old_once_another_is_taken_in",
-        "test_more_items_than_may_be_pulled_at_once_kill",
-        "test_junk_where_an_agent_should_be_kills",
+    },
+    "test_deaths.py": {
         "test_the_wrong_image_without_any_error",
+        "test_an_item_of_an_encoder_that_died_after_the_flush_kills",
+        "test_items_grow_too_old_once_another_is_taken_in",
+        "test_an_evicted_item_kills",
+        "test_an_encoder_killed_after_its_push_takes_the_pd_along",
+        "test_more_items_than_may_be_pulled_at_once_kill",
+        "test_a_stopped_encoder_blocks_the_pull_and_then_kills",
+    },
+    "test_processes.py": {
+        "test_an_encoder_may_start_before_its_pd",
         "test_milestones_in_order",
     },
     "test_only_sim.py": None,
@@ -48,6 +54,8 @@ VENDORS_WAYS: dict[str, set[str] | None] = {
     },
 }
 """What the guard is there to change; by file, None for all of it."""
+LAST = ("test_stall.py", "test_deaths.py", "test_processes.py")
+"""In this order: they kill servers, and what one of them leaves behind the next can use."""
 GUARDED: dict[str, type[Target]] = {"sim": GuardedSim, "lab": GuardedLab}
 
 
@@ -89,9 +97,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         items[:] = [item for item in items if item not in left_out]
     if config.getoption("--guard", "off") == "on":
         items[:] = [item for item in items if not _is_vendors_way(item)]
+    items.sort(key=lambda item: LAST.index(item.path.name) if item.path.name in LAST else -1)
     if on_lab:
-        # What kills servers comes last: each of them takes a minute to start again.
-        items.sort(key=lambda item: item.path.name == "test_faults.py")
         for item in items:
             item.add_marker(pytest.mark.timeout(1200))
 
@@ -119,70 +126,24 @@ def target(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
         made.close()
 
 
-class Cluster:
-    """A PD and two encoders. Tests may kill any of them: the next test gets what is missing started anew."""
-
-    def __init__(self, target: Target) -> None:
-        self.target = target
-        self.pull_port = free_port()
-        self._pd: Server | None = None
-        self._encoders: list[Server | None] = [None, None]
-
-    @property
-    def pd(self) -> Server:
-        assert self._pd is not None
-        return self._pd
-
-    @property
-    def encoders(self) -> tuple[Server, Server]:
-        first, second = self._encoders
-        assert first is not None
-        assert second is not None
-        return first, second
-
-    def restart_pd(self) -> None:
-        """A new life of the PD, on the same connector port."""
-        if self._pd is not None:
-            self._pd.destroy()
-        self._pd = self.target.pd(self.pull_port)
-        self._pd.wait_ready()
-        self._link(e for e in self._encoders if e is not None and e.alive())
-
-    def _link(self, encoders: Iterable[Server]) -> None:
-        """Wait until what they push arrives: a socket finds a PD that is new in its own time."""
-        for encoder in encoders:
-            encoder.wait_ready()
-            u = fresh()
-            assert ask(encoder, [part(u)], max_tokens=1).status == 200
-            self.pd.wait_event(f"received metadata for mm_hash={u}")
-        assert ask(self.pd, "flush", max_tokens=1).status == 200
-
-    def repair(self) -> None:
-        """Start what is not there, PD first. A PD may be about to die of what an earlier test left behind."""
-        if self._pd is None or not self._flushed(self._pd):
-            self.restart_pd()
-        fresh_ones = []
-        for i, encoder in enumerate(self._encoders):
-            if encoder is None or not encoder.alive():
-                if encoder is not None:
-                    encoder.destroy()
-                self._encoders[i] = started = self.target.encoder(self.pull_port)
-                fresh_ones.append(started)
-        self._link(fresh_ones)
-
-    @staticmethod
-    def _flushed(pd: Server) -> bool:
-        """Whether it lives, having heard of everything that was pushed to it."""
-        try:
-            return pd.alive() and ask(pd, "flush", max_tokens=1).status == 200
-        except (HTTPException, ConnectionError):
-            return False
-
-
 @pytest.fixture(scope="session")
 def shared(target: Target) -> Cluster:
     """Not for tests: `cluster` is."""
     return Cluster(target)
+
+
+@pytest.fixture(scope="session")
+def wanted(request: pytest.FixtureRequest) -> frozenset[str]:
+    """Fixtures of all tests to come: what starts slowly may be started ahead, while others wait."""
+    return frozenset(name for item in request.session.items for name in getattr(item, "fixturenames", ()))
+
+
+@pytest.fixture(scope="session")
+def starts(target: Target) -> Iterator[Starts]:
+    """Begun; nobody waited."""
+    holder: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.REP)
+    yield Starts.begin(target, holder.bind_to_random_port("tcp://127.0.0.1"))
+    holder.close()
 
 
 @pytest.fixture

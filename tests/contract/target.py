@@ -157,6 +157,8 @@ class Target(ABC):
     """Patience for a start."""
     version = "0.30.0"
     """Of vLLM."""
+    guarded = False
+    """Whether its servers have the guarded connector."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tests.contract.client import ask, body, get, image, metric, open_stream, part, png, post, text
-from tests.contract.conftest import Cluster
+from tests.contract.cluster import Cluster
 from tests.contract.target import MODEL, until
 
 MESSAGE = {"role", "content", "refusal", "annotations", "audio", "function_call", "reasoning"}

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import msgspec
@@ -9,7 +10,7 @@ import pytest
 import zmq
 
 from tests.contract.client import ask, fresh, image, part, png, text
-from tests.contract.conftest import Cluster
+from tests.contract.cluster import Cluster
 from tests.contract.target import Server, Target, free_port, until
 
 
@@ -147,17 +148,20 @@ def test_remote_pictures(cluster: Cluster, pictures: str) -> None:
     assert ask(encoder, [part(None, f"{pictures}/gone")], max_tokens=1).status == 422
 
 
-def test_an_encoder_without_processor_cache_hashes_no_content(target: Target) -> None:
-    """It names by request what has no uuid, so a PD never asks for it; a uuid stays the name."""
-    encoder, u, picture = target.encoder(free_port(), "--mm-processor-cache-gb", "0"), fresh(), image()
+@dataclass
+class Lone:
+    """An encoder without processor cache, and the port where it looks for a PD, which a test is, if any."""
+
+    encoder: Server
+    port: int
+
+
+@pytest.fixture(scope="module")
+def lone(target: Target) -> Iterator[Lone]:
+    port = free_port()
+    encoder = target.encoder(port, "--mm-processor-cache-gb", "0")
     with target.lent(encoder):
-        for name in (None, None, u):
-            assert ask(encoder, [part(name, picture)], max_tokens=1).status == 200
-        encoder.wait_event(f"pushed mm_hash={u}")
-        first, second, third = (e.rpartition("=")[2] for e in encoder.events("registered + pushed"))
-        assert first != second
-        assert all(re.search(r"-image-0$", name) for name in (first, second))
-        assert third == u
+        yield Lone(encoder, port)
 
 
 @pytest.fixture
@@ -170,60 +174,71 @@ def pull() -> "Iterator[zmq.Socket[bytes]]":
     context.destroy(linger=0)
 
 
-def test_the_messages_of_an_encoder(target: Target, pull: "zmq.Socket[bytes]") -> None:
-    port = pull.bind_to_random_port("tcp://127.0.0.1")
-    encoder = target.encoder(port)
-    with target.lent(encoder):
-        encoder.wait_log(f"PUSH connected to tcp://127.0.0.1:{port}")
-        encoder.wait_log(r"ACK PULL bound on 127\.0\.0\.1:\d+")
-        first, second = fresh(), fresh()
-        assert ask(encoder, [part(first, image(png(64, 64)))], max_tokens=1).status == 200
-        message = msgspec.msgpack.decode(pull.recv())
-        assert set(message) == {"engine_id", "mm_hash", "agent_metadata", "tensor", "ack_host", "ack_port"}
-        assert message["mm_hash"] == first
-        assert re.fullmatch(r"[0-9a-f-]{36}", message["engine_id"])
-        assert isinstance(message["agent_metadata"], bytes)
-        assert message["ack_host"] == "127.0.0.1"
-        tensor = message["tensor"]
-        assert set(tensor) == {"base_addr", "nbytes", "device_id", "shape", "dtype_str"}
-        rows, width = tensor["shape"]
-        assert rows == 64
-        assert (tensor["nbytes"], tensor["device_id"]) == (rows * width * 2, 0)
-        assert tensor["dtype_str"] == "torch.float16"
-        assert tensor["base_addr"] % 4096 == 0
-
-        # A held item is not announced again; an ACK is heard at the next item, a sign of life at once.
-        push: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.PUSH)
-        push.connect(f"tcp://127.0.0.1:{message['ack_port']}")
-        ack = {"mm_hash": first, "engine_id": message["engine_id"], "consumer_engine_id": "me"}
-        push.send(msgspec.msgpack.encode(ack | {"mm_hash": "", "status": "ping"}))
-        encoder.wait_event("first contact from consumer engine=me")
-        push.send(msgspec.msgpack.encode(ack | {"status": "ok"}))
-        push.send(b"junk")
-        encoder.wait_event("failed to decode ACK")
-        assert ask(encoder, [part(first)], max_tokens=1).status == 200
-        assert ask(encoder, [part(second)], max_tokens=1).status == 200
-        assert msgspec.msgpack.decode(pull.recv())["mm_hash"] == second
-        assert encoder.events(f"ACK status=ok for mm_hash={first}, evicting")
-        push.close(linger=0)
+def test_the_65th_message_without_a_pd_blocks(lone: Lone, pull: "zmq.Socket[bytes]") -> None:
+    encoder = lone.encoder
+    encoder.wait_log("is not accepting connections yet")
+    before, small = len(encoder.events("pushed")), image(png(8, 8))
+    for _ in range(64):
+        assert ask(encoder, [part(fresh(), small)], max_tokens=1).status == 200
+    for content in ([part(fresh(), small)], "only text"):
+        with pytest.raises(TimeoutError):
+            ask(encoder, content, max_tokens=1, timeout=1.5)
+    assert len(encoder.events("pushed")) - before == 64
+    pull.bind(f"tcp://127.0.0.1:{lone.port}")
+    names = [msgspec.msgpack.decode(pull.recv())["mm_hash"] for _ in range(65)]
+    assert len(set(names)) == 65
+    assert ask(encoder, "only text", max_tokens=1, timeout=20).status == 200
 
 
-def test_the_65th_message_without_a_pd_blocks(target: Target, pull: "zmq.Socket[bytes]") -> None:
-    port = free_port()
-    encoder = target.encoder(port)
-    with target.lent(encoder):
-        encoder.wait_log("is not accepting connections yet")
-        small = image(png(8, 8))
-        for _ in range(64):
-            assert ask(encoder, [part(fresh(), small)], max_tokens=1).status == 200
-        for content in ([part(fresh(), small)], "only text"):
-            with pytest.raises(TimeoutError):
-                ask(encoder, content, max_tokens=1, timeout=1.5)
-        assert len(encoder.events("pushed")) == 64
-        pull.bind(f"tcp://127.0.0.1:{port}")
-        names = [msgspec.msgpack.decode(pull.recv())["mm_hash"] for _ in range(65)]
-        assert len(set(names)) == 65
-        assert ask(encoder, "only text", max_tokens=1, timeout=20).status == 200
+def test_the_messages_of_an_encoder(lone: Lone, pull: "zmq.Socket[bytes]") -> None:
+    encoder = lone.encoder
+    pull.bind(f"tcp://127.0.0.1:{lone.port}")
+    encoder.wait_log(f"PUSH connected to tcp://127.0.0.1:{lone.port}")
+    encoder.wait_log(r"ACK PULL bound on 127\.0\.0\.1:\d+")
+    first, second = fresh(), fresh()
+    assert ask(encoder, [part(first, image(png(64, 64)))], max_tokens=1).status == 200
+    message = msgspec.msgpack.decode(pull.recv())
+    assert set(message) == {"engine_id", "mm_hash", "agent_metadata", "tensor", "ack_host", "ack_port"}
+    assert message["mm_hash"] == first
+    assert re.fullmatch(r"[0-9a-f-]{36}", message["engine_id"])
+    assert isinstance(message["agent_metadata"], bytes)
+    assert message["ack_host"] == "127.0.0.1"
+    tensor = message["tensor"]
+    assert set(tensor) == {"base_addr", "nbytes", "device_id", "shape", "dtype_str"}
+    rows, width = tensor["shape"]
+    assert rows == 64
+    assert (tensor["nbytes"], tensor["device_id"]) == (rows * width * 2, 0)
+    assert tensor["dtype_str"] == "torch.float16"
+    assert tensor["base_addr"] % 4096 == 0
+
+    # A held item is not announced again; an ACK is heard at the next item, a sign of life at once.
+    push: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.PUSH)
+    push.connect(f"tcp://127.0.0.1:{message['ack_port']}")
+    ack = {"mm_hash": first, "engine_id": message["engine_id"], "consumer_engine_id": "me"}
+    push.send(msgspec.msgpack.encode(ack | {"mm_hash": "", "status": "ping"}))
+    encoder.wait_event("first contact from consumer engine=me")
+    push.send(msgspec.msgpack.encode(ack | {"status": "ok"}))
+    push.send(b"junk")
+    encoder.wait_event("failed to decode ACK")
+    assert ask(encoder, [part(first)], max_tokens=1).status == 200
+    assert ask(encoder, [part(second)], max_tokens=1).status == 200
+    assert msgspec.msgpack.decode(pull.recv())["mm_hash"] == second
+    assert encoder.events(f"ACK status=ok for mm_hash={first}, evicting")
+    push.close(linger=0)
+
+
+def test_an_encoder_without_processor_cache_hashes_no_content(lone: Lone, pull: "zmq.Socket[bytes]") -> None:
+    """It names by request what has no uuid, so a PD never asks for it; a uuid stays the name."""
+    encoder, u, picture = lone.encoder, fresh(), image()
+    pull.bind(f"tcp://127.0.0.1:{lone.port}")
+    for name in (None, None, u):
+        assert ask(encoder, [part(name, picture)], max_tokens=1).status == 200
+    first, second, third = (msgspec.msgpack.decode(pull.recv())["mm_hash"] for _ in range(3))
+    assert first != second
+    assert all(re.search(r"-image-0$", name) for name in (first, second))
+    assert third == u
+    for name in (first, second, third):
+        encoder.wait_event(f"registered + pushed mm_hash={name}")
 
 
 def test_what_is_no_message_is_dropped(cluster: Cluster) -> None:

@@ -20,7 +20,7 @@ from eccon.sim.modeldir import Model, load
 from eccon.sim.process import set_title
 from eccon.sim.samples import SAMPLES
 from tests.contract.client import ask, fresh, get, image, metric, part, png, request, text
-from tests.contract.conftest import Cluster
+from tests.contract.cluster import Cluster
 from tests.contract.target import Server, Target, free_port, until
 
 DESCRIPTIONS = """\
