@@ -31,7 +31,7 @@ DEVICE_LATE_S = 60.0
 """A device that has not let go of an ended process by then needs an operator."""
 LAST_LINES = 20
 ASIDE = "kept aside: no items until it is resumed"
-NOTHING_RUNS = {"milestone": None, "cpu_percent": None, "rss_bytes": None, "engine": None}
+NOTHING_RUNS = dict.fromkeys(("pid", "started_at", "milestone", "cpu_percent", "rss_bytes", "engine"))
 
 
 class Owner:
@@ -183,7 +183,8 @@ class Owner:
         self._restart_of = ""
         wait = self.retry_at - time.time()
         if not self.wanted:
-            self._set(State.STOPPED, "")
+            by = end.signal if self.state is State.STOPPING and (end := self.process.exit) else None
+            self._set(State.STOPPED, "", "stopped" if by is None else f"stopped by signal {by}")
             await self._woken()
         elif self.failed:
             self._set(State.FAILED, self.failed)
@@ -296,9 +297,8 @@ class Owner:
         life.close()
         self.life = None
         board = self.context.board
-        board.update(self.name, pid=None, exit=end, **NOTHING_RUNS)
+        board.update(self.name, exit=end, **NOTHING_RUNS)
         if asked == "stop":
-            board.log(self.name, "stopped" if end.signal is None else f"stopped by signal {end.signal}")
             return
         how = self.doom or describe_exit(end)
         lines = await asyncio.to_thread(logs.last_lines, self.context.paths, self.name, LAST_LINES)
@@ -353,22 +353,22 @@ class Owner:
             self.ready_at = now
         self.dying_since = None
         self.context.board.update(self.name, milestone=None)
-        self._set(State.READY, ASIDE if self.aside else "")
-        if first:
-            self.context.board.log(self.name, self._progress.ready(now - life.started_at))
+        told = self._progress.ready(now - life.started_at) if first else ""
+        self._set(State.READY, ASIDE if self.aside else "", told)
         await self.context.became_ready(self.name)
 
     def set_state(self, state: State, reason: str) -> None:
         """For its health watch and drain: they run within this task's life."""
         self._set(state, reason)
 
-    def _set(self, state: State, reason: str) -> None:
+    def _set(self, state: State, reason: str, word: str = "") -> None:
+        """`word` says more of the state than its name does, in the history."""
         before = self.process
         if before.state is state:
             self.context.board.update(self.name, reason=reason)
             return
         self.context.board.update(self.name, state=state, reason=reason, since=time.time())
-        told = f"{before.state.value} → {state.value}" + (f": {reason}" if reason else "")
+        told = f"{before.state.value} → {word or state.value}" + (f": {reason}" if reason else "")
         bad = state in {State.FAILED, State.BLOCKED, State.STALLED, State.BACKOFF}
         self.context.board.log(self.name, told, "warning" if bad else "info")
         self.context.stirred(self.name)

@@ -53,6 +53,6 @@ class StartProgress:
     def ready(self, after_s: float) -> str:
         """It is found ready: remembered, unless it may have been so before this daemon came. In words."""
         if self._adopted:
-            return "is ready; when it became so was not seen"
+            return "ready; when it became so was not seen"
         self._history.add(self._role, self._reached, after_s)
         return f"ready after {after_s:.1f} s"

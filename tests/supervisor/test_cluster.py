@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import re
 import signal
 import socket
 import stat
@@ -60,6 +61,8 @@ async def test_the_pd_first_then_encoders_and_nothing_is_left_at_the_end(site: S
         assert process is not None
         assert process.started_at is not None
         assert process.started_at >= pd_ready
+        (ready,) = [t for t in texts(state, name) if "ready" in t and "stopped →" not in t]
+        assert re.fullmatch(r"\w+ → ready after \d+\.\d s", ready)
     await site.down()
     assert not site.paths.control_socket.exists()
 
@@ -102,8 +105,13 @@ async def test_a_killed_parent_s_children_are_ended_before_it_is_started_again(s
     fresh = set(site.left())
     assert len(fresh) == len(tree)
     assert (await site.process("pd")).pid == pd.pid
+    begun = time.time()
     await client.stop("encoder-0")
-    await site.see(lambda s: _is(s, "encoder-0", State.STOPPED))
+    state = await site.see(lambda s: any("stopped" in t for t in texts(s, "encoder-0", begun)))
+    assert [t for t in texts(state, "encoder-0", begun) if "stopped" in t] == ["stopping → stopped"]
+    stopped = state.process("encoder-0")
+    assert stopped is not None
+    assert (stopped.state, stopped.pid, stopped.started_at) == (State.STOPPED, None, None)
     assert len(site.left()) == len(tree) - 3
     await client.start("encoder-0")
     await site.settled()

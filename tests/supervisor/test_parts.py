@@ -209,7 +209,7 @@ def test_a_start_that_was_not_seen_whole_is_not_learnt_from() -> None:
     assert taken_over.estimate(begun).eta_s == 6
     taken_over.reach(Step("loading the model", 0.35), begun)
     assert taken_over.milestones == ()
-    assert taken_over.ready(500.0) == "is ready; when it became so was not seen"
+    assert taken_over.ready(500.0) == "ready; when it became so was not seen"
     assert len(history.starts["encoder"]) == 1
     taken_over.begin()
     assert taken_over.ready(12.0) == "ready after 12.0 s"
