@@ -12,7 +12,7 @@ from eccon.model import Role
 from eccon.tomltext import ABSENT, Key, Text
 from eccon_proxy.settings import FILE_FIELDS, SECRET_FIELDS, Settings
 
-__all__ = ["LAUNCHED", "clashes"]
+__all__ = ["LAUNCHED", "clashes", "remarks"]
 
 LAUNCHED = ("host", "port", "encode_servers_urls", "decode_servers_urls", "groups", "admin", "connector")
 """Settings of eccon-proxy that follow from other keys."""
@@ -32,6 +32,15 @@ def clashes(t: Topology, text: Text, *, compiled: bool = True) -> Iterator[str]:
     yield from _connector(t, text)
     yield from _proxy(t, text)
     yield from _versions(t, text)
+
+
+def remarks(t: Topology, text: Text) -> Iterator[str]:
+    """One complete line for each thing that is no fault, yet may not be meant."""
+    count = t.encoders.count
+    for i, own in enumerate(t.encoders.override):
+        if own.index >= count:
+            reason = f"encoders.count is {count}: it waits for `eccon add` to come to encoder-{own.index}"
+            yield text.fault(("encoders", "override", i, "index"), own.index, reason)
 
 
 def _model(t: Topology, text: Text) -> Iterator[str]:

@@ -14,6 +14,7 @@ import msgspec
 import pytest
 
 from eccon import config, configschema, launch, origin, scaffold, strict
+from eccon.clashes import remarks
 from eccon.paths import ClusterPaths
 
 MODEL = '[model]\npath = "Qwen"\n[devices]\nkind = "none"\n'
@@ -245,6 +246,22 @@ def test_the_proxys_files_are_looked_for_where_it_will_run(directory: Path) -> N
         config.load(path)
     (directory / "ca").mkdir()
     assert config.load(path).proxy.settings["ssl_certfile"] == "own.pem"
+
+
+def test_an_override_of_an_encoder_that_is_not_there_yet_is_remarked(directory: Path) -> None:
+    text = (
+        MODEL + "[encoders]\ncount = 2\n[[encoders.override]]\nindex = 1\n[[encoders.override]]\nindex = 7\n"
+    )
+    (directory / "eccon.toml").write_text(text)
+    said = config.read(directory / "eccon.toml")
+    (remark,) = remarks(config.check(said), said)
+    assert remark.replace(f"{directory}/", "") == (
+        "eccon.toml:10: encoders.override[1].index = 7: encoders.count is 2: "
+        "it waits for `eccon add` to come to encoder-7"
+    )
+    command = [sys.executable, "-m", "eccon", "config", "check"]
+    done = subprocess.run(command, cwd=directory, capture_output=True, text=True, check=True)
+    assert done.stderr.splitlines() == [f"note: {remark}", f"{directory / 'eccon.toml'}: good"]
 
 
 def test_a_table_must_be_one(directory: Path) -> None:

@@ -9,6 +9,7 @@ import click
 import msgspec
 
 from eccon import config, launch, origin, scaffold
+from eccon.clashes import remarks
 from eccon.cli.common import USAGE, config_option, narrate, plain_command
 from eccon.paths import for_cluster
 from eccon.scripts.lexer import ScriptError
@@ -91,7 +92,9 @@ def config_group() -> None:
 def check(file: str | None) -> int:
     """Read the configuration and name every fault; 0 when there is none."""
     path = config.find(file)
-    config.load(path)
+    text = config.read(path)
+    for remark in remarks(config.check(text), text):
+        narrate(f"note: {remark}")
     narrate(f"{path}: good")
     return 0
 
