@@ -67,10 +67,9 @@ class ClusterPaths(msgspec.Struct, frozen=True):
         """Room on the disk for a process that must be started though the disk is full."""
         return self.root / "reserve"
 
-    @property
-    def logging_config(self) -> Path:
-        """The logging configuration handed to every vLLM."""
-        return self.root / "vllm-logging.json"
+    def logging_config(self, *, named: bool = False) -> Path:
+        """The logging configuration of a vLLM; `named` for those that leave their name to the format."""
+        return self.root / ("vllm-logging-named.json" if named else "vllm-logging.json")
 
 
 def state_home() -> Path:

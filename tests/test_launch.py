@@ -3,6 +3,7 @@
 import json
 import logging
 import logging.config
+import os
 from pathlib import Path
 
 import msgspec
@@ -268,13 +269,43 @@ def test_exactly_one_device_variable_by_the_launchers_version(
     assert versions.device_variables(topology) == (name, unset)
 
 
+@pytest.mark.parametrize(
+    ("version", "file"),
+    [("0.30.0+cpu", "vllm-logging.json"), ("0.32.0+cpu", "vllm-logging-named.json")],
+)
+def test_a_release_that_leaves_its_name_to_the_format_gets_such_a_format(
+    guide: config.Topology, tmp_path: Path, version: str, file: str
+) -> None:
+    command = tmp_path / "venv" / "bin" / "vllm"
+    (tmp_path / "venv" / "lib" / "python3.11" / "site-packages" / f"vllm-{version}.dist-info").mkdir(
+        parents=True
+    )
+    command.parent.mkdir()
+    command.write_text("")
+    command.chmod(0o755)
+    topology = msgspec.structs.replace(guide, launcher=config.Launcher(vllm=str(command)))
+    assert launch.pd(topology, PATHS).env["VLLM_LOGGING_CONFIG_PATH"] == f"/state/{file}"
+
+
+@pytest.mark.parametrize(
+    ("version", "names_records", "refuses"),
+    [(None, False, False), ("0.30.0", False, False), ("0.32.0", True, True), ("0.33.1", True, True)],
+)
+def test_a_release_that_was_not_tried_is_like_the_last_one_before_it(
+    version: str | None, names_records: bool, refuses: bool
+) -> None:
+    known = versions.vllm(version)
+    assert (known.names_records, bool(known.trusting)) == (names_records, refuses)
+
+
+@pytest.mark.parametrize("named", [False, True])
 def test_the_logging_configuration_shows_connector_events_to_the_microsecond(
-    capsys: pytest.CaptureFixture[str],
+    capsys: pytest.CaptureFixture[str], named: bool
 ) -> None:
     names = ("vllm", "vllm_rbln", "uvicorn", "uvicorn.error", "uvicorn.access", vllm.EC_LOGGER)
     before = {n: (logging.getLogger(n).handlers, logging.getLogger(n).level) for n in names}
     try:
-        logging.config.dictConfig(json.loads(json.dumps(launch.logging_config())))
+        logging.config.dictConfig(json.loads(json.dumps(launch.logging_config(named=named))))
         logging.getLogger(f"{vllm.EC_LOGGER}.ec_connector").debug("pull complete for mm_hash=x")
         logging.getLogger("vllm_rbln.worker").debug("not this")
         logging.getLogger("uvicorn.error").info("Application startup complete.")
@@ -284,7 +315,9 @@ def test_the_logging_configuration_shows_connector_events_to_the_microsecond(
             logger.handlers, logger.level, logger.propagate = handlers, level, True
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) == 2
-    stamp, level_name, *_ = lines[0].split()
+    # vLLM's records know their process; what else is logged there is not lost.
+    assert all(line.startswith(f"(vLLM pid={os.getpid()}) ") == named for line in lines)
+    stamp, level_name, *_ = lines[0].partition(") ")[2].split() if named else lines[0].split()
     assert len(stamp.partition(".")[2]) == 6
     assert level_name == "DEBUG"
     assert "Application startup complete." in lines[1]

@@ -92,8 +92,11 @@ def common(specs: Iterable[ProcessSpec], secrets: dict[str, str]) -> list[File]:
     if secrets:
         lines = [f"{name}={_assigned(value)}\n" for name, value in secrets.items()]
         files.append(File(SECRETS, "".join(lines), 0o600))
-    if any("VLLM_LOGGING_CONFIG_PATH" in spec.env for spec in specs):
-        files.append(File("vllm-logging.json", json.dumps(launch.logging_config(), indent=1) + "\n"))
+    asked = {Path(spec.env.get("VLLM_LOGGING_CONFIG_PATH", "")).name for spec in specs}
+    for named in (False, True):
+        name = ClusterPaths(Path(), Path()).logging_config(named=named).name
+        if name in asked:
+            files.append(File(name, json.dumps(launch.logging_config(named=named), indent=1) + "\n"))
     return files
 
 

@@ -14,7 +14,7 @@ from eccon.connector.eccon_guard.check import PROVEN
 from eccon.launch.versions import installed
 from eccon.paths import ClusterPaths
 
-__all__ = ["KEYS", "environment", "mode", "told", "transfer"]
+__all__ = ["KEYS", "PROVEN", "environment", "mode", "told", "transfer"]
 
 VENDOR = "RblnECNixlConnector"
 MEETING_MAX = 80

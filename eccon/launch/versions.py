@@ -12,6 +12,7 @@ from eccon.config import Topology
 __all__ = [
     "PACKAGES",
     "Profile",
+    "Vllm",
     "command_path",
     "device_variables",
     "installed",
@@ -21,6 +22,7 @@ __all__ = [
     "profile",
     "python_of",
     "site_packages",
+    "vllm",
 ]
 
 PACKAGES = ("vllm", "vllm-rbln", "optimum-rbln", "rebel-compiler", "nixl", "torch", "transformers")
@@ -58,6 +60,42 @@ def profile(vllm_rbln: str | None, optimum_rbln: str | None = None) -> Profile:
         devices="num_devices" if optimum >= (0, 12) else "tensor_parallel_size",
         wire=2 if new else 1,
     )
+
+
+class Vllm(msgspec.Struct, frozen=True, kw_only=True):
+    """What a release of vLLM does where releases differ, as the contract tests show on CPU.
+
+    vLLM without a version, or of one that was not tried, is taken for the nearest one before it that was.
+    """
+
+    names_records: bool
+    """Log records know their process's name, and only a format with `%(vllm_process_name)s` shows it. Before,
+    every line of a subprocess began with `(name pid=N) `, whatever its format."""
+    trusting: tuple[str, ...]
+    """Flags with which requests may bring `mm_processor_kwargs` and `media_io_kwargs`; () where they always
+    may. Without these flags such requests are refused with 400."""
+    told: str
+    """For people: what is different; "" where nothing is."""
+
+
+KNOWN: tuple[tuple[tuple[int, ...], Vllm], ...] = (
+    (
+        (0, 32),
+        Vllm(
+            names_records=True,
+            trusting=("--trust-request-mm-kwargs",),
+            told="a request's mm_processor_kwargs and media_io_kwargs are refused with 400, "
+            "unless PD and encoders get --trust-request-mm-kwargs",
+        ),
+    ),
+    ((), Vllm(names_records=False, trusting=(), told="")),
+)
+"""First release that does so, newest first. Measured with vLLM 0.32.0 and 0.30.0."""
+
+
+def vllm(version: str | None) -> Vllm:
+    """Of a version of vLLM."""
+    return next(known for first, known in KNOWN if number(version) >= first)
 
 
 def number(version: str | None) -> tuple[int, ...]:

@@ -10,7 +10,8 @@ from eccon.config import Topology
 from eccon.launch import connectors, guard
 from eccon.launch.keys import serving_key
 from eccon.launch.spec import EncoderSlot, ProcessSpec, devices_shown, loopback_for, numbers_of, split_url
-from eccon.launch.versions import device_variables
+from eccon.launch.versions import device_variables, installed
+from eccon.launch.versions import vllm as release_of
 from eccon.model import Role
 from eccon.paths import ClusterPaths
 
@@ -110,7 +111,8 @@ def _serve(topology: Topology, paths: ClusterPaths, server: _Server) -> ProcessS
         name_of_list, unset = device_variables(topology, server.vllm)
         variables[name_of_list] = ",".join(map(str, server.devices))
     if safe:
-        variables["VLLM_LOGGING_CONFIG_PATH"] = str(paths.logging_config)
+        known = release_of(installed(server.vllm, "vllm", topology.directory))
+        variables["VLLM_LOGGING_CONFIG_PATH"] = str(paths.logging_config(named=known.names_records))
     if model.api_key_file:
         variables["VLLM_API_KEY"] = serving_key(topology)
     reach = loopback_for(server.host if safe else "")
@@ -136,12 +138,15 @@ def _guard(topology: Topology, server: _Server) -> dict[str, str]:
     return guard.environment(topology, server.env)
 
 
-def logging_config() -> dict[str, Any]:
+def logging_config(*, named: bool = False) -> dict[str, Any]:
     """vLLM's logging with the EC connector's logger alone at DEBUG, its times to the microsecond.
 
     Handed over by VLLM_LOGGING_CONFIG_PATH it reaches API server, EngineCore and Worker. uvicorn takes it
     too: without its three loggers, "Application startup complete" and the access log vanish
     (seen with vLLM 0.30).
+
+    Args:
+        named: lines begin with `(name pid=N) `, which vLLM 0.32 leaves to the format.
     """
 
     def logger(handler: str, level: str) -> dict[str, Any]:
@@ -154,13 +159,26 @@ def logging_config() -> dict[str, Any]:
     exact = "%(created).6f %(levelname)s %(process)d %(threadName)s %(name)s:%(lineno)d %(message)s"
     plain = "%(levelname)s %(asctime)s [%(name)s:%(lineno)d] %(message)s"
     ordinary = ("vllm", "vllm_rbln", "uvicorn", "uvicorn.error", "uvicorn.access")
+    formatters: dict[str, dict[str, Any]] = {
+        "exact": {"format": exact},
+        "plain": {"format": plain, "datefmt": "%m-%d %H:%M:%S"},
+    }
+    if named:
+        formatters = {name: _named(formatter) for name, formatter in formatters.items()}
     return {
         "version": 1,
         "disable_existing_loggers": False,
-        "formatters": {"exact": {"format": exact}, "plain": {"format": plain, "datefmt": "%m-%d %H:%M:%S"}},
+        "formatters": formatters,
         "handlers": {"exact": handler("exact", "DEBUG"), "plain": handler("plain", "INFO")},
         "loggers": {
             **{name: logger("plain", "INFO") for name in ordinary},
             EC_LOGGER: logger("exact", "DEBUG"),
         },
     }
+
+
+def _named(formatter: dict[str, Any]) -> dict[str, Any]:
+    """A line of a record that vLLM has not named, if there is any, is not lost."""
+    text = "(%(vllm_process_name)s pid=%(process)d) " + formatter["format"]
+    rest = {k: v for k, v in formatter.items() if k != "format"}
+    return {"()": "logging.Formatter", "fmt": text, "defaults": {"vllm_process_name": "vLLM"}, **rest}

@@ -14,8 +14,8 @@ from eccon.sim.faults import Faults
 from eccon.sim.flags import Serve
 from eccon.sim.items import Items
 from eccon.sim.metrics import Metrics
-from eccon.sim.milestones import VERSION
 from eccon.sim.modeldir import Model
+from eccon.sim.release import release
 from eccon.sim.serving import Serving
 
 __all__ = ["Api"]
@@ -47,7 +47,7 @@ class Api:
         self._load = 0
         self._gets: dict[str, Callable[[], bytes]] = {
             "/ping": lambda: b"",
-            "/version": lambda: _json({"version": VERSION}),
+            "/version": lambda: _json({"version": release().version}),
             "/load": lambda: _json({"server_load": self._load if serve.server_load else 0}),
             "/v1/models": self._models,
             "/metrics": lambda: self._metrics.text(engine.stats, self._items.lookups),

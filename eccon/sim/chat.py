@@ -171,11 +171,19 @@ def _most(body: dict[str, Any], serve: Serve, max_model_len: int) -> int | None:
     return value
 
 
+def _options(serve: Serve, raw: dict[str, Any], key: str) -> dict[str, Any] | None:
+    options = _dict(raw, key)
+    if options and not serve.trusts_requests:
+        msg = f"Per-request {key} are disabled by default: see --trust-request-mm-kwargs. (parameter={key})"
+        raise bad_request(msg, key)
+    return options
+
+
 def read(serve: Serve, max_model_len: int, raw: Any) -> Chat:
     """Check the body.
 
     Raises:
-        ApiError: vLLM 0.30 would refuse it.
+        ApiError: vLLM would refuse it.
     """
     if not isinstance(raw, dict):
         if raw is None:
@@ -200,7 +208,7 @@ def read(serve: Serve, max_model_len: int, raw: Any) -> Chat:
     if n is not None and n < 1:
         msg = f"n must be at least 1, got {n}."
         raise bad_request(msg)
-    processor, io = _dict(raw, "mm_processor_kwargs"), _dict(raw, "media_io_kwargs")
+    processor, io = _options(serve, raw, "mm_processor_kwargs"), _options(serve, raw, "media_io_kwargs")
     media, text_tokens, last = _messages(serve, messages)
     model = raw.get("model")
     if model and model not in serve.served_names:

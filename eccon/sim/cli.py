@@ -6,6 +6,7 @@ import traceback
 from collections.abc import Sequence
 
 from eccon.sim import flags, logs, milestones, modeldir, server, tunables
+from eccon.sim.release import release
 
 __all__ = ["main"]
 
@@ -13,8 +14,13 @@ __all__ = ["main"]
 def main(argv: Sequence[str] | None = None) -> int:
     """Run; returns the exit code: 2 for a command line that cannot be used, 1 for what fails later."""
     args = list(sys.argv[1:] if argv is None else argv)
+    try:
+        version = release().version
+    except tunables.TunableError as e:
+        sys.stderr.write(f"{e}\n")
+        return 2
     if args[:1] in (["--version"], ["-v"]):
-        sys.stdout.write(milestones.VERSION + "\n")
+        sys.stdout.write(version + "\n")
         return 0
     if args[:1] != ["serve"]:
         sys.stderr.write("usage: python -m eccon.sim serve MODEL [the flags of `vllm serve`]\n")

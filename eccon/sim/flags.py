@@ -11,10 +11,13 @@ from typing import Any, NoReturn
 
 import msgspec
 
+from eccon.sim.release import release
+
 __all__ = ["CONNECTOR", "GUARDED", "FlagError", "Serve", "Transfer", "parse"]
 
 CONNECTOR = "RblnECNixlConnector"
 GUARDED = "EcconGuardConnector"
+TRUST = "--trust-request-mm-kwargs"
 
 
 class FlagError(Exception):
@@ -54,6 +57,8 @@ class Serve(msgspec.Struct, frozen=True, kw_only=True):
     processor_cache_gb: float
     access_log: bool
     uvicorn_log_level: str
+    trusts_requests: bool
+    """Whether requests may bring `mm_processor_kwargs` and `media_io_kwargs`."""
     non_default: dict[str, Any]
     """Flags as given, for the banner's `non-default args`."""
 
@@ -121,6 +126,8 @@ def _parser() -> _Parser:
         p.add_argument(flag, nargs="+")
     for flag in _SWITCHES:
         p.add_argument(flag, action="store_true")
+    if not release().trusts_requests:
+        p.add_argument(TRUST, action="store_true")
     return p
 
 
@@ -223,6 +230,7 @@ def parse(argv: Sequence[str]) -> Serve:
         processor_cache_gb=args.mm_processor_cache_gb,
         access_log=not args.disable_uvicorn_access_log,
         uvicorn_log_level=args.uvicorn_log_level,
+        trusts_requests=release().trusts_requests or args.trust_request_mm_kwargs,
         non_default=shown,
     )
 

@@ -8,11 +8,14 @@ from logging.config import dictConfig
 from pathlib import Path
 from typing import Any, TextIO
 
+from eccon.sim.release import release
+
 __all__ = ["CONNECTOR", "LogError", "configure", "prefix", "uvicorn_config"]
 
 CONNECTOR = "vllm_rbln.distributed.ec_transfer.ec_connector.rbln_ec_nixl_connector"
 _DATE = "%m-%d %H:%M:%S"
 _LINE = "%(levelname)s %(asctime)s [%(fileinfo)s:%(lineno)d] %(message)s"
+_NAMED = "(%(vllm_process_name)s pid=%(process)d) "
 
 
 class LogError(Exception):
@@ -58,12 +61,22 @@ class _Prefixed:
 
 
 _streams = (sys.stdout, sys.stderr)
+_record = logging.getLogRecordFactory()
 
 
 def prefix(name: str) -> None:
-    """From now on what this process writes begins with `(name pid=N) `."""
-    text = f"({name} pid={os.getpid()}) "
-    sys.stdout, sys.stderr = (_Prefixed(s, text) for s in _streams)
+    """From now on what this process writes begins with `(name pid=N) `, or what it logs knows its name."""
+    if release().marks_streams:
+        text = f"({name} pid={os.getpid()}) "
+        sys.stdout, sys.stderr = (_Prefixed(s, text) for s in _streams)
+        return
+
+    def named(*args: Any, **kwargs: Any) -> logging.LogRecord:
+        record = _record(*args, **kwargs)
+        record.vllm_process_name = name
+        return record
+
+    logging.setLogRecordFactory(named)
 
 
 def _given() -> dict[str, Any] | None:
@@ -90,13 +103,14 @@ def _given() -> dict[str, Any] | None:
 def _default() -> dict[str, Any]:
     level = os.environ.get("VLLM_LOGGING_LEVEL", "INFO").upper()
     stream = os.environ.get("VLLM_LOGGING_STREAM", "ext://sys.stdout")
-    loggers = {"vllm": _LINE, "vllm_rbln": "[vllm-rbln] " + _LINE}
+    line = _LINE if release().marks_streams else _NAMED + _LINE
+    loggers = {"vllm": line, "vllm_rbln": "[vllm-rbln] " + _LINE}
     formatter = {"class": f"{__name__}.NewLineFormatter", "datefmt": _DATE}
     handler = {"class": "logging.StreamHandler", "level": level, "stream": stream}
     return {
         "version": 1,
         "disable_existing_loggers": False,
-        "formatters": {name: formatter | {"format": line} for name, line in loggers.items()},
+        "formatters": {name: formatter | {"format": text} for name, text in loggers.items()},
         "handlers": {name: handler | {"formatter": name} for name in loggers},
         "loggers": {name: {"handlers": [name], "level": level, "propagate": False} for name in loggers},
     }

@@ -1,4 +1,4 @@
-"""The lines that vLLM 0.30 prints while it starts, in its order, spread over the time the start takes."""
+"""The lines that vLLM prints while it starts, in its order, spread over the time the start takes."""
 
 import logging
 import sys
@@ -6,11 +6,11 @@ import time
 
 from eccon.sim.flags import Serve
 from eccon.sim.modeldir import Model
+from eccon.sim.release import release
 from eccon.sim.tunables import Tunables
 
-__all__ = ["VERSION", "Engine", "banner", "routes", "serving"]
+__all__ = ["Engine", "banner", "routes", "serving"]
 
-VERSION = "0.30.0"
 SHARDS = 4
 ROUTES = (
     ("/openapi.json", "HEAD, GET"),
@@ -29,16 +29,24 @@ ROUTES = (
 def banner(serve: Serve) -> None:
     """First of all: version, model, and what was asked for."""
     log = logging.getLogger("vllm.entrypoints.serve.utils.api_utils")
+    if release().banner:
+        _drawing(log, serve)
+    else:
+        told = "vLLM server version %s, serving model %s"
+        logging.getLogger("vllm.entrypoints.launchers.launcher").info(told, release().version, serve.model)
+    log.info("non-default args: %s", serve.non_default)
+
+
+def _drawing(log: logging.Logger, serve: Serve) -> None:
     for line in (
         "",
         "       █     █     █▄   ▄█",
-        f" ▄▄ ▄█ █     █     █ ▀▄▀ █  version {VERSION}",
+        f" ▄▄ ▄█ █     █     █ ▀▄▀ █  version {release().version}",
         f"  █▄█▀ █     █     █     █  model   {serve.model}",
         "   ▀▀  ▀▀▀▀▀ ▀▀▀▀▀ ▀     ▀",
         "",
     ):
         log.info(line)
-    log.info("non-default args: %s", serve.non_default)
 
 
 def config(model: Model, max_model_len: int) -> None:
@@ -65,7 +73,7 @@ class Engine:
         self._spend(0.35)
         logging.getLogger("vllm.v1.engine.core").info(
             "Initializing a V1 LLM engine (v%s) with config: model='%s', served_model_name=%s, dtype=%s",
-            VERSION,
+            release().version,
             self._serve.model,
             self._serve.served_names[0],
             "torch.float16",

@@ -153,16 +153,18 @@ class Daemon:
 
     def _write_logging_config(self) -> None:
         """A full disk leaves the one of before, which is as good."""
-        wanted = msgspec.json.encode(launch.logging_config())
-        try:
-            if self.paths.logging_config.read_bytes() == wanted:
-                return
-        except OSError:
-            log.info("%s is written for the first time", self.paths.logging_config)
-        try:
-            store.write_atomically(self.paths.logging_config, wanted)
-        except OSError as e:
-            log.error("%s cannot be written: %s", self.paths.logging_config, e.strerror)
+        for named in (False, True):
+            path = self.paths.logging_config(named=named)
+            wanted = msgspec.json.encode(launch.logging_config(named=named))
+            try:
+                if path.read_bytes() == wanted:
+                    continue
+            except OSError:
+                log.info("%s is written for the first time", path)
+            try:
+                store.write_atomically(path, wanted)
+            except OSError as e:
+                log.error("%s cannot be written: %s", path, e.strerror)
 
     def shut_down(self) -> None:
         """Stops the cluster, then ends."""

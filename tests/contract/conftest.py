@@ -50,6 +50,7 @@ VENDORS_WAYS: dict[str, set[str] | None] = {
         "test_without_uuid_the_bytes_are_the_name",
         "test_the_messages_of_an_encoder",
         "test_the_65th_message_without_a_pd_blocks",
+        "test_trusted_kwargs_are_in_the_name",
         "test_an_encoder_without_processor_cache_hashes_no_content",
     },
 }

@@ -19,7 +19,7 @@ import psutil
 
 from eccon.lab.cluster import MODULE_PATH, environment
 from eccon.lab.place import Place, default
-from eccon.launch import logging_config
+from eccon.launch import logging_config, versions
 
 __all__ = ["MODEL", "LabTarget", "Server", "SimTarget", "Target", "free_port", "until"]
 
@@ -155,7 +155,7 @@ class Target(ABC):
     """Of the protocol's own times."""
     start_s: float
     """Patience for a start."""
-    version = "0.30.0"
+    version: str
     """Of vLLM."""
     guarded = False
     """Whether its servers have the guarded connector."""
@@ -164,7 +164,12 @@ class Target(ABC):
         self.directory = directory
         self._servers: list[Server] = []
         self._logging = directory / "logging.json"
-        self._logging.write_text(json.dumps(logging_config()))
+        self._logging.write_text(json.dumps(logging_config(named=self.release.names_records)))
+
+    @property
+    def release(self) -> versions.Vllm:
+        """What this version does where versions differ."""
+        return versions.vllm(self.version)
 
     @property
     @abstractmethod
@@ -240,10 +245,11 @@ class Target(ABC):
 
 
 class SimTarget(Target):
-    """The stand-in, thirty times as fast."""
+    """The stand-in, thirty times as fast, as the release that ECCON_SIM_VLLM names."""
 
     scale = 0.03
     start_s = 20.0
+    version = os.environ.get("ECCON_SIM_VLLM") or "0.30.0"
 
     @property
     def command(self) -> list[str]:
@@ -266,10 +272,10 @@ class LabTarget(Target):
     start_s = 400.0
 
     def __init__(self, directory: Path) -> None:
-        super().__init__(directory)
         self._place = Place(default())
         assert self._place.vllm.exists(), f"no lab in {self._place.root}: eccon lab setup"
         self.version = self._place.version()
+        super().__init__(directory)
 
     @property
     def command(self) -> list[str]:

@@ -115,9 +115,16 @@ def test_null_payloads(cluster: Cluster) -> None:
 
 
 def test_request_kwargs_are_in_the_name(cluster: Cluster) -> None:
-    """With them the uuid is no more the name, but both sides make the same of it."""
+    """With them the uuid is no more the name, but both sides make the same of it. Or they are refused."""
     encoder, pd, u = cluster.encoders[0], cluster.pd, fresh()
     kwargs: dict[str, Any] = {"mm_processor_kwargs": {"max_pixels": 200_704}}
+    if cluster.target.release.trusting:
+        for server in (encoder, pd):
+            for key in ("mm_processor_kwargs", "media_io_kwargs"):
+                option: dict[str, Any] = {key: {"image": {"x": 1}}}
+                reply = ask(server, [part(u)], max_tokens=1, **option)
+                assert (reply.status, reply.error()["param"]) == (400, key)
+        return
     before = len(encoder.events("pushed"))
     assert ask(encoder, [part(u)], max_tokens=1, **kwargs).status == 200
     until(lambda: len(encoder.events("pushed")) == before + 1, 5, "nothing was pushed")
@@ -159,7 +166,7 @@ class Lone:
 @pytest.fixture(scope="module")
 def lone(target: Target) -> Iterator[Lone]:
     port = free_port()
-    encoder = target.encoder(port, "--mm-processor-cache-gb", "0")
+    encoder = target.encoder(port, "--mm-processor-cache-gb", "0", *target.release.trusting)
     with target.lent(encoder):
         yield Lone(encoder, port)
 
@@ -225,6 +232,14 @@ def test_the_messages_of_an_encoder(lone: Lone, pull: "zmq.Socket[bytes]") -> No
     assert msgspec.msgpack.decode(pull.recv())["mm_hash"] == second
     assert encoder.events(f"ACK status=ok for mm_hash={first}, evicting")
     push.close(linger=0)
+
+
+def test_trusted_kwargs_are_in_the_name(lone: Lone, pull: "zmq.Socket[bytes]") -> None:
+    """Where they are refused they may be allowed: then the uuid is no more the name."""
+    pull.bind(f"tcp://127.0.0.1:{lone.port}")
+    kwargs: dict[str, Any] = {"mm_processor_kwargs": {"max_pixels": 200_704}}
+    assert ask(lone.encoder, [part(fresh())], max_tokens=1, **kwargs).status == 200
+    assert re.fullmatch("[0-9a-f]{64}", msgspec.msgpack.decode(pull.recv())["mm_hash"])
 
 
 def test_an_encoder_without_processor_cache_hashes_no_content(lone: Lone, pull: "zmq.Socket[bytes]") -> None:

@@ -168,6 +168,13 @@ def test_packages(good: Evidence, launchers: tuple[Launcher, ...], check: str, t
     assert finding.advice
 
 
+def test_what_another_release_of_vllm_changes_is_told(good: Evidence) -> None:
+    assert "vllm-release" not in {f.check for f in examine(good)}
+    told = [f for f in examine(but(good, launchers=packages(vllm="0.32.0"))) if f.check == "vllm-release"]
+    assert [f.severity for f in told] == ["info"]
+    assert "mm_processor_kwargs" in told[0].text
+
+
 def reading(*devices: Npu, contexts: tuple[Context, ...] = ()) -> Reading:
     rest = {i: npu(i) for i in range(16)} | {d.index: d for d in devices}
     return Reading(kind="rbln", tool="rbln-smi", devices=rest, contexts=contexts)

@@ -12,6 +12,7 @@ CHECKS: tuple[Callable[[Evidence], Iterator[Finding]], ...] = (
     packages.python_versions,
     packages.package_versions,
     packages.package_pairs,
+    packages.releases,
     packages.same_versions,
     packages.transport,
     packages.guard,

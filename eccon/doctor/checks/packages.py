@@ -7,6 +7,7 @@ from eccon.doctor.finding import Finding, bad, good, note, warn
 from eccon.launch import guard as guarding
 from eccon.launch.connectors import RBLN_CONNECTOR
 from eccon.launch.versions import number
+from eccon.launch.versions import vllm as release_of
 
 __all__ = [
     "guard",
@@ -14,6 +15,7 @@ __all__ = [
     "package_pairs",
     "package_versions",
     "python_versions",
+    "releases",
     "same_versions",
     "transport",
 ]
@@ -99,6 +101,14 @@ def package_pairs(e: Evidence) -> Iterator[Finding]:
             yield warn("pair", f"optimum-rbln {optimum} is beside vllm-rbln {rbln}", evidence, advice=advice)
 
 
+def releases(e: Evidence) -> Iterator[Finding]:
+    """What a release of vLLM does otherwise than those before it."""
+    for launcher in e.launchers:
+        version = launcher.packages.get("vllm")
+        if told := release_of(version).told:
+            yield note("vllm-release", f"{_named(launcher)}, vllm {version}: {told}")
+
+
 def same_versions(e: Evidence) -> Iterator[Finding]:
     """Of all commands: the wire between encoder and PD changed with 0.12, and hashes with vllm."""
     found = {
@@ -151,6 +161,9 @@ def guard(e: Evidence) -> Iterator[Finding]:
     elif modes:
         advice = 'drain before you stop an encoder (`eccon restart` does), or set connector.guard = "on"'
         text = "the connector is not guarded: an encoder that crashes with items staged takes the PD along"
+        if e.topology.connector.guard == "auto" and e.topology.launcher.profile == "safe":
+            pairs = " or ".join(f"vllm {v} with vllm-rbln {r}" for v, r in sorted(guarding.PROVEN))
+            evidence += f", which is on with what it was proven with only: {pairs}"
         yield note("guard", text, evidence, advice)
 
 
