@@ -45,11 +45,13 @@ def _encoder(action: str, state: ClusterState, process: Process) -> list[str]:
     staged = process.encoder.staged if process.encoder else 0
     lines = []
     if action == "kill":
-        lines.append(f"{_n(held, 'item')} being encoded and {_n(staged, 'item')} staged there are lost")
+        both = f"{_n(held, 'item')} being encoded and {_n(staged, 'item')} staged there are lost"
+        lines.append(both if held or staged else "Nothing is being encoded or staged there")
         if staged:
             lines.append("A PD that waits for a staged item may exit: stop drains first")
     elif action == "drain":
-        lines.append(f"{_n(held, 'item')} being encoded, {_n(staged, 'item')} staged: they go on to the PD")
+        both = f"{_n(held, 'item')} being encoded, {_n(staged, 'item')} staged: they go on to the PD"
+        lines.append(both if held or staged else "Nothing is being encoded or staged there")
         lines.append("It goes on running and gets no more items, until it is resumed")
     else:
         lines.append(f"Drained first: {_n(held, 'item')} being encoded, {_n(staged, 'item')} staged")
@@ -64,8 +66,9 @@ def _encoder(action: str, state: ClusterState, process: Process) -> list[str]:
 
 def _pd(action: str, state: ClusterState, process: Process) -> list[str]:
     n = process.pd.inflight if process.pd else state.cluster.inflight
-    end = "fail" if action == "kill" else "end"
-    lines = [f"{_n(n, 'request')} at the PD {end}; no answer until it is ready again"]
+    end = "fail" if action == "kill" else "may end first"
+    held = f"{_n(n, 'request')} at the PD {end}" if n else "No request is at the PD"
+    lines = [f"{held}; no answer until it is ready again"]
     staged = sum(p.encoder.staged for p in state.processes if p.encoder)
     if staged:
         lines.append(f"{_n(staged, 'item')} staged for it are void and encoded again")
@@ -101,9 +104,8 @@ def scale(state: ClusterState, count: int) -> tuple[str, list[str]]:
     encoders = [p for p in state.processes if p.role is Role.ENCODER]
     if count >= len(encoders):
         more = count - len(encoders)
-        return f"Scale to {_n(count, 'encoder')}?", [
-            f"There are {len(encoders)}; {more} more take the next free devices and ports.",
-        ]
+        take = "takes the next free device and port" if more == 1 else "take the next free devices and ports"
+        return f"Scale to {_n(count, 'encoder')}?", [f"There are {len(encoders)}; {more} more {take}."]
     leaving = encoders[count:]
     held = sum(p.encoder.inflight for p in leaving if p.encoder)
     staged = sum(p.encoder.staged for p in leaving if p.encoder)

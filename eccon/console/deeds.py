@@ -162,11 +162,14 @@ class Deeds:
         """Runs an `eccon` command for this cluster beside the console."""
         from eccon.console.screens.output import Output  # noqa: PLC0415  loaded when wanted
 
-        path = self._app.state.cluster.config_path
+        cluster = self._app.state.cluster
+        path = cluster.config_path
         if not path or not Path(path).is_file():
             self._app.say(f"{title}: {path or 'the configuration'} is not on this machine", "warn")
             return
-        self._app.push_screen(Output(title, ["-f", path, *arguments]))
+        # Where that cluster's daemon is: this console may have come by its socket, from another environment.
+        state = {"ECCON_STATE_DIR": str(Path(cluster.state_dir).parent)} if cluster.state_dir else {}
+        self._app.push_screen(Output(title, ["-f", path, *arguments], state))
 
     def act_reload(self) -> None:
         """Has the configuration read again."""

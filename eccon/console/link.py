@@ -174,7 +174,7 @@ async def _diagnostics(client: Client, path: str) -> str:
     with os.fdopen(fd, "wb") as file:
         async for chunk in client.diagnostics():
             size += file.write(chunk)
-    return f"{size / 2**20:.1f} MiB in {path}"
+    return f"{size / 2**10:,.0f} KiB in {path}"
 
 
 async def _shutdown(client: Client, _name: str) -> str:

@@ -13,6 +13,7 @@ from eccon.console.draw.text import Line, cell_len, clean, fit, fit_line, line_w
 from eccon.console.history import History
 from eccon.console.widgets.logview import pattern_of
 from eccon.model import ClusterInfo, ClusterState
+from eccon_proxy.schema import EncoderInfo
 from tests.console import states
 
 NOW = states.NOW
@@ -165,6 +166,11 @@ def test_costs_name_what_is_lost() -> None:
     assert "PD keeps serving; 2 encoders remain" in lines
     _, lines = costs.question("kill", state, state.process("encoder-0"))
     assert any("may exit" in line for line in lines)
+    idle = states.encoder(7, encoder=EncoderInfo(id="encoder-7", url="http://127.0.0.1:19108", state="ready"))
+    for action in ("kill", "drain"):
+        _, lines = costs.question(action, state, idle)
+        assert "Nothing is being encoded or staged there" in lines
+    assert costs.scale(state, 7)[1] == ["There are 6; 1 more takes the next free device and port."]
     for action in ("add", "down", "roll", "reload"):
         title, lines = costs.question(action, state, None)
         assert title.endswith("?")

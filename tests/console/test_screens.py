@@ -8,12 +8,14 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+import msgspec
 import pytest
 from textual.pilot import Pilot
 from textual.widgets import Input
 
 from eccon.console.app import ConsoleApp
 from eccon.console.screens.base import ConsoleScreen
+from eccon.console.screens.charts import Charts
 from eccon.console.screens.detail import Detail
 from eccon.console.screens.dialogs import AskLine, Choice
 from eccon.console.screens.logs import Logs
@@ -129,7 +131,7 @@ async def test_the_diagnostics_bundle_is_written_for_its_owner(
     monkeypatch.chdir(tmp_path)
     async with watching(daemon) as (app, pilot):
         await press(pilot, "f9")
-        await until(lambda: " MiB in " in "".join(t for t, _ in app.message))
+        await until(lambda: " KiB in " in "".join(t for t, _ in app.message))
         (bundle,) = tmp_path.glob("eccon-lab-*.tar.gz")
         assert stat.S_IMODE(bundle.stat().st_mode) == 0o600
         assert bundle.read_bytes() == b'{"name":"encoder-9"}'
@@ -148,7 +150,17 @@ async def test_a_command_runs_beside_the_console(daemon: FakeDaemon, tmp_path: P
         await until(lambda: "ended with 2" in screen_text(app), 20)
         assert "eccon.toml:1" in screen_text(app)
         await press(pilot, "escape")
-        assert isinstance(app.screen, Overview)
+        await until(lambda: isinstance(app.screen, Overview))
+        cluster = msgspec.structs.replace(
+            app.state.cluster, config_path=str(config), state_dir=str(tmp_path / "s" / "lab")
+        )
+        daemon.change(ClusterChanged(seq=400, cluster=cluster, alarms=()))
+        await until(lambda: app.state.cluster.state_dir)
+        await press(pilot, "f8")
+        screen = app.screen
+        assert isinstance(screen, Output)
+        assert screen.environ == {"ECCON_STATE_DIR": str(tmp_path / "s")}
+        await press(pilot, "escape")
 
 
 async def test_filters_are_live_and_escape_takes_them_back(daemon: FakeDaemon) -> None:
@@ -268,8 +280,23 @@ async def test_jump_goes_to_a_pane(daemon: FakeDaemon) -> None:
         await press(pilot, "J", "b")
         assert app.focused is not None
         assert app.focused.id == "traces"
+        chosen = app.screen.query_one("#traces", Rows).chosen
         await press(pilot, "enter")
-        assert isinstance(app.screen, TraceScreen)
+        screen = app.screen
+        assert isinstance(screen, TraceScreen)
+        assert screen.trace_id == chosen
+        await press(pilot, "escape", "l")
+        logs = app.screen
+        assert isinstance(logs, Logs)
+        trace = app.trace(chosen or "")
+        assert trace is not None
+        assert logs.words in {trace.id, *(s.uuid for s in trace.spans)}
+        await press(pilot, "escape", "J")
+        titles = {p.border_title for p in app.screen_stack[0].query(".panel") if p.size.height}
+        assert len({str(t)[:3] for t in titles}) == len(titles)
+        assert all(str(t).startswith("(") for t in titles)
+        await press(pilot, "d")
+        assert isinstance(app.screen, Charts)
 
 
 async def test_a_key_for_a_dialog_does_not_reach_the_screen_below(daemon: FakeDaemon) -> None:

@@ -1,8 +1,9 @@
 """What an `eccon` command says, while it runs beside the console."""
 
 import asyncio
+import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import ClassVar
 
@@ -27,10 +28,14 @@ class Output(SteadySize, ModalScreen[None]):
     BINDINGS: ClassVar[list[BindingType]] = [Binding("escape,q,enter", "leave", show=False)]
     AUTO_FOCUS = "#output"
 
-    def __init__(self, title: str, arguments: Sequence[str]) -> None:
+    def __init__(
+        self, title: str, arguments: Sequence[str], environ: Mapping[str, str] | None = None
+    ) -> None:
+        """`environ`: variables for the command beside those that we have."""
         super().__init__(classes="dialog")
         self.heading = title
         self.arguments = list(arguments)
+        self.environ = dict(environ or {})
         self.code: int | None = None
         self._texts: list[str] = []
 
@@ -51,6 +56,7 @@ class Output(SteadySize, ModalScreen[None]):
             stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.STDOUT,
+            env={**os.environ, **self.environ},
         )
         assert process.stdout is not None  # noqa: S101  a pipe was asked for
         rest = b""

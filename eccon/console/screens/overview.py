@@ -1,5 +1,6 @@
 """The default screen: the whole cluster at a glance."""
 
+from string import ascii_lowercase
 from typing import ClassVar
 
 from textual.app import ComposeResult
@@ -18,6 +19,10 @@ from eccon.console.widgets.rows import Rows
 from eccon.model import Process
 
 __all__ = ["Overview"]
+
+CHARTS = (*glance.IN_FIRST_ROW, *glance.IN_SECOND_ROW)
+PANES = ("processes", "traces", "events", *CHARTS)
+"""In the order of their letters."""
 
 
 class Overview(ConsoleScreen):
@@ -151,10 +156,19 @@ class Overview(ConsoleScreen):
 
     def act_open(self) -> None:
         """The waterfall of the chosen request, or the detail of the chosen process."""
-        if self.traces.has_focus and self.traces.chosen:
-            self.console_app.open_trace(self.traces.chosen)
+        if self.traces.has_focus:
+            if self.traces.chosen:
+                self.console_app.open_trace(self.traces.chosen)
         elif process := self.chosen_process():
             self.console_app.open_detail(process.name)
+
+    def act_logs(self) -> None:
+        """The lines of the chosen request, or the log of the chosen process."""
+        chosen = self.traces.chosen if self.traces.has_focus else None
+        if chosen and (trace := self.console_app.trace(chosen)):
+            self.console_app.open_trace_logs(trace)
+        else:
+            self.console_app.act_logs()
 
     def act_attend(self) -> None:
         """Chooses the process of the first alarm that is not acknowledged, or of the one after the last."""
@@ -190,14 +204,15 @@ class Overview(ConsoleScreen):
         self.console_app.ask_line("Filter processes", self.words, done)
 
     def act_jump(self) -> None:
-        """Paints a letter on each pane; the one pressed gets the focus."""
-        panes = [name for name in ("processes", "traces", "events") if self.query_one(f"#{name}").size.height]
-        self._letters = dict(zip(panes, "abc", strict=False))
+        """Paints a letter on each pane; its key gives that pane the focus, or opens the screen of it."""
+        panes = [name for name in PANES if self.query_one(f"#{name}").size.height]
+        self._letters = dict(zip(panes, ascii_lowercase, strict=False))
         letters = {letter: name for name, letter in self._letters.items()}
 
         def name_them() -> None:
             for name in panes:
-                self._title(name, name.title())
+                if name in glance.TITLES:  # those of charts have figures: they are drawn anew
+                    self._title(name, glance.TITLES[name])
             self.draw()
 
         def pressed(letter: str | None) -> None:
@@ -206,6 +221,8 @@ class Overview(ConsoleScreen):
             wanted = letters.get(letter or "", "")
             if wanted == "events":
                 self.console_app.act("events")
+            elif wanted in CHARTS:
+                self.console_app.act("charts")
             elif wanted:
                 self.query_one(f"#{wanted}").focus()
 
