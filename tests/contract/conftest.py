@@ -39,6 +39,7 @@ VENDORS_WAYS: dict[str, set[str] | None] = {
         "test_milestones_in_order",
     },
     "test_only_sim.py": None,
+    "test_only_sim_release.py": None,
     "test_only_lab.py": None,
     # Its own log lines, its silence on what is held, its answers without a word on delivery.
     "test_chat.py": {"test_an_encoder_answers_nothing"},
@@ -89,7 +90,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Real servers take their time; and what only one target can do is not asked of the other."""
     on_lab = config.getoption("--target", "sim") == "lab"
-    foreign = {"test_only_sim.py"} if on_lab else {"test_only_lab.py"}
+    foreign = {"test_only_sim.py", "test_only_sim_release.py"} if on_lab else {"test_only_lab.py"}
     if not config.getoption("--product", False):
         foreign.add("test_only_lab.py")
     left_out = [item for item in items if item.path.name in foreign]

@@ -262,7 +262,12 @@ class SimTarget(Target):
         return str(Path(eccon.sim.__file__).parent / "model")
 
     def environment(self) -> dict[str, str]:
-        return super().environment() | {"ECCON_SIM_TIME_SCALE": str(self.scale), "ECCON_SIM_START_S": "0"}
+        told = {
+            "ECCON_SIM_VLLM": self.version,
+            "ECCON_SIM_TIME_SCALE": str(self.scale),
+            "ECCON_SIM_START_S": "0",
+        }
+        return super().environment() | told
 
 
 class LabTarget(Target):
