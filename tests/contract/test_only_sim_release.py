@@ -1,4 +1,4 @@
-"""The stand-in as another release of vLLM. `ECCON_SIM_VLLM=0.32.0 pytest tests/contract` asks it everything."""
+"""The stand-in as another release of vLLM. With `ECCON_SIM_VLLM=0.32.0` it is asked the whole contract."""
 
 import re
 import subprocess
