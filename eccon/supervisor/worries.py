@@ -1,4 +1,4 @@
-"""What an operator should know before it hurts: crash loops, a filling queue, a filling disk.
+"""What an operator should know before it hurts: silence, crash loops, a filling queue, a filling disk.
 
 Other alarms are raised where they are found out. All of them get a line in the history here, at their begin
 and at their end.
@@ -20,6 +20,8 @@ __all__ = ["DISK_LOW", "Deaths", "Worries", "of_disk", "of_process", "of_queue"]
 
 EVERY_S = 2.0
 PREFIX = "worry:"
+SAYS_WHY = ("stalled:", "dying:")
+"""Alarms of others about a process that is stalled."""
 LOOP_DEATHS = 3
 LOOP_S = 300.0
 """So many deaths within so long are a crash loop."""
@@ -45,11 +47,17 @@ class Deaths(msgspec.Struct):
         return len(self.at)
 
 
-def of_process(process: Process, deaths: int, now: float) -> Alarm | None:
-    """A process that was given up, or that dies again and again."""
+def of_process(process: Process, deaths: int, now: float, *, told: bool = False) -> Alarm | None:
+    """A process that was given up, does not answer any more, or dies again and again.
+
+    `told`: another alarm says already why it is stalled.
+    """
     if process.state is State.FAILED:
         text = f"is left alone: {process.reason or 'it died too often'}"
         return _alarm("failed", process.name, text, now, "start", critical=True)
+    if process.state is State.STALLED and not told:
+        text = f"does not serve: {process.reason or 'it is stalled'}"
+        return _alarm("stalled", process.name, text, process.since, "restart", critical=True)
     if deaths >= LOOP_DEATHS:
         text = f"died {deaths} times within {LOOP_S / 60:.0f} minutes: {_how(process)}"
         return _alarm("loop", process.name, text, now, "logs", critical=True)
@@ -118,7 +126,11 @@ class Worries:
         present = self.cluster.board.processes
         self._deaths = {p.name: self._deaths.get(p.name, Deaths()) for p in present}
         for process in present:
-            if alarm := of_process(process, self._deaths[process.name].note(process, now), now):
+            deaths = self._deaths[process.name].note(process, now)
+            told = any(
+                a.subject == process.name and a.key.startswith(SAYS_WHY) for a in self.cluster.board.alarms
+            )
+            if alarm := of_process(process, deaths, now, told=told):
                 yield alarm
 
     async def _of_queue(self, now: float) -> list[Alarm]:

@@ -83,6 +83,22 @@ async def test_restart_gives_another_pid_and_twenty_toggles_end_in_the_last_wish
     await site.settled()
 
 
+async def test_one_that_does_not_answer_any_more_is_an_alarm(shared: Site) -> None:
+    site = shared
+    silent = await site.process("encoder-0")
+    assert silent.pid
+    os.kill(silent.pid, signal.SIGSTOP)
+    try:
+        state = await site.see(lambda s: any(a.subject == "encoder-0" for a in s.alarms))
+        (alarm,) = state.alarms
+        assert (alarm.severity, alarm.help) == ("critical", "restart")
+        assert alarm.text.startswith("does not serve: /health did not answer")
+    finally:
+        os.kill(silent.pid, signal.SIGCONT)
+    state = await site.see(lambda s: not s.alarms and _is(s, "encoder-0", State.READY))
+    assert state.process("encoder-0").pid == silent.pid  # type: ignore[union-attr]
+
+
 def _is(state: ClusterState, name: str, wanted: State, *, not_pid: int | None = None) -> bool:
     p = state.process(name)
     return p is not None and p.state is wanted and (not_pid is None or p.pid != not_pid)

@@ -38,6 +38,17 @@ def test_a_process_that_was_given_up() -> None:
     assert of_process(msgspec.structs.replace(process(), state=State.READY), 0, NOW) is None
 
 
+def test_a_process_that_does_not_answer_any_more() -> None:
+    silent = msgspec.structs.replace(
+        process(State.STALLED), since=NOW - 9, reason="/health did not answer within 2 s"
+    )
+    alarm = of_process(silent, 0, NOW)
+    assert alarm is not None
+    assert (alarm.severity, alarm.help, alarm.since) == ("critical", "restart", NOW - 9)
+    assert "/health did not answer within 2 s" in alarm.text
+    assert of_process(silent, 0, NOW, told=True) is None
+
+
 def test_a_queue_that_fills_and_a_disk() -> None:
     assert of_queue(0, 1024, NOW) is None
     assert of_queue(511, 1024, NOW) is None
