@@ -68,6 +68,7 @@ class ConsoleApp(Deeds, App[int]):
         environ = dict(os.environ) if environ is None else environ
         self.no_colours = terminal.no_colour(environ)
         self.low_bandwidth = terminal.low_bandwidth(environ)
+        self.environ = environ
         self._own_filters: list[LineFilter] = []
         if self.no_colours:
             self._own_filters.append(filters.NoColour())
@@ -75,6 +76,8 @@ class ConsoleApp(Deeds, App[int]):
             self._own_filters.append(filters.Ascii())
         self.theme_files, problems = themes.load_all()
         self.settings, wrong = keymap.load(themes.user_directory() / "console.toml")
+        self.previews = self.settings.images != "off" and not (self._own_filters or self.low_bandwidth)
+        """Whether images are shown in small: they are nothing without colours, and cost bytes."""
         self._problems = problems + wrong
         chosen = self._first_theme(theme)
         self.palette = themes.Palette(self.theme_files[chosen])
@@ -161,6 +164,8 @@ class ConsoleApp(Deeds, App[int]):
 
     def _resumed(self, _: object) -> None:
         self.painter.forget()
+        if self.painter.easel is not None:
+            self.painter.easel.gallery.forget()
         self.screen.refresh()
 
     def _themed(self, _: object) -> None:

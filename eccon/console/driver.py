@@ -8,12 +8,17 @@ import codecs
 import os
 import select
 import threading
+import time
+from collections.abc import Callable
 from queue import Queue
-from typing import IO
+from typing import IO, TYPE_CHECKING
 
 from textual._xterm_parser import XTermParser
 from textual.drivers._writer_thread import WriterThread
 from textual.drivers.linux_driver import LinuxDriver
+
+if TYPE_CHECKING:
+    from eccon.console.pictures.answers import Answers, Strainer
 
 __all__ = ["ConsoleDriver"]
 
@@ -24,6 +29,10 @@ BACKLOG = 3
 """Writes that may wait for the terminal before frames are skipped."""
 
 EXIT_WITHIN_S = 1.5
+
+ANSWER_S, LATE_S = 0.3, 3.0
+"""At the end the terminal's answer is waited for so long, else the shell would take it for typed; one to a
+question that is older will not come."""
 
 
 class _Writer(WriterThread):
@@ -56,6 +65,38 @@ class ConsoleDriver(LinuxDriver):
 
     _writer: _Writer | None = None
     _wake: tuple[int, int] | None = None
+    _strainer: "Strainer | None" = None
+    _answered: Callable[["Answers"], None]
+    _complete: threading.Event
+    _asked: float
+    farewell: Callable[[], str] | None = None
+    """What the terminal is sent before it is handed back."""
+
+    def ask(self, answered: Callable[["Answers"], None]) -> "Answers":
+        """Asks the terminal what pictures it can show; a second time, only for what may have changed.
+
+        What it has said before is returned, `answered` is called in the app's loop with what it says now.
+        Answers that nobody waits for any more are taken out of the input all the same.
+        """
+        from eccon.console.pictures.answers import ASK, ASK_SIZE, Strainer  # noqa: PLC0415  when wanted
+
+        self._answered = answered
+        again = self._strainer is not None and self._strainer.answers.complete
+        if self._strainer is None:
+            self._complete = threading.Event()
+            self._strainer = Strainer()
+        self._asked = time.monotonic()
+        self._strainer.asked(self._asked)
+        self.write(ASK_SIZE if again else ASK)
+        self.flush()
+        return self._strainer.answers
+
+    def stop_application_mode(self) -> None:
+        if self.farewell is not None:
+            self.write(self.farewell())
+        if self._strainer is not None and not self.gone and time.monotonic() - self._asked < LATE_S:
+            self._complete.wait(ANSWER_S)
+        super().stop_application_mode()
 
     def start_application_mode(self) -> None:
         self._wake = os.pipe()
@@ -111,9 +152,11 @@ class ConsoleDriver(LinuxDriver):
             poller.register(wake, select.POLLIN)
         while not self.exit_event.is_set():
             # A lone escape is told from a sequence by the silence after it.
-            ready = dict(poller.poll(20 if parser._timeout_time is not None else 60_000))
+            soon = parser._timeout_time is not None or (self._strainer is not None and self._strainer.holding)
+            ready = dict(poller.poll(20 if soon else 60_000))
             if self.exit_event.is_set():
                 return
+            keys = ""
             if self.fileno in ready:
                 try:
                     data = os.read(self.fileno, 4096)
@@ -122,10 +165,26 @@ class ConsoleDriver(LinuxDriver):
                 if not data:
                     self._hang_up()
                     return
-                for event in parser.feed(decode(data)):
-                    self.process_message(event)
+                keys = decode(data)
+            keys = self._without_answers(keys)
+            for event in parser.feed(keys) if keys else ():  # an empty text means the end to the parser
+                self.process_message(event)
             for event in parser.tick():
                 self.process_message(event)
+
+    def _without_answers(self, text: str) -> str:
+        """The keys in what came in; the terminal's answers are told to who asked."""
+        strainer = self._strainer
+        if strainer is None:
+            return text
+        before = strainer.answers
+        now = time.monotonic()
+        keys = strainer.feed(text, now) if text else strainer.tick(now)
+        if strainer.answers != before:
+            if strainer.answers.complete:
+                self._complete.set()
+            self._loop.call_soon_threadsafe(self._answered, strainer.answers)
+        return keys
 
     def _hang_up(self) -> None:
         self._loop.call_soon_threadsafe(self._app.exit, None, HUNG_UP)

@@ -1,4 +1,4 @@
-"""Images of a test prompt: which ones are meant, and small previews in half blocks."""
+"""Images of a test prompt: which ones are meant, and what they look like in small."""
 
 import contextlib
 import io
@@ -9,15 +9,22 @@ from base64 import b64encode
 from functools import lru_cache
 from glob import glob
 from pathlib import Path
+from stat import S_ISREG
+from typing import TYPE_CHECKING
 from urllib.parse import unquote
 
-from eccon.console.draw.text import Line, clean
-from eccon.prompt import PromptError, image_type, samples
+from eccon.console.draw.text import Line
+from eccon.prompt import IMAGE_BYTES_MAX, PromptError, image_type, samples
 
-__all__ = ["complete", "expand", "files", "preview"]
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+__all__ = ["complete", "expand", "files", "half_blocks", "thumbnail"]
 
 COUNT_MAX = 64
 SIDE_MAX = 8192
+THUMBNAIL = (320, 320)
+"""Pixels, at most, of what is kept of an image for its preview."""
 
 _SAMPLES = re.compile(r"samples?(?::(\d+))?$")
 _URL = re.compile(r"(?:https?://|data:)", re.IGNORECASE)
@@ -130,29 +137,51 @@ def complete(text: str) -> str | None:
     return f"{head} {word}{names[0][len(start) :]}".lstrip()
 
 
+def thumbnail(image: str) -> "Image | None":
+    """The file's image, at most `THUMBNAIL` pixels large; None when there is none, or too much to look at.
+
+    May take as long as decoding does: not for the event loop.
+    """
+    path = Path(image).expanduser()
+    try:
+        stat = path.stat()
+    except (OSError, ValueError):
+        return None
+    # Neither a pipe, which would never end, nor what could not be sent anyway.
+    if not S_ISREG(stat.st_mode) or stat.st_size > IMAGE_BYTES_MAX:
+        return None
+    return _thumbnail(path, stat.st_mtime_ns, stat.st_size)
+
+
 @lru_cache(64)
-def preview(image: str, width: int, height: int) -> tuple[tuple[tuple[str, str], ...], ...]:
-    """The image in at most `height` lines of `width` half blocks; its name when it cannot be read."""
+def _thumbnail(path: Path, changed: int, size: int) -> "Image | None":  # noqa: ARG001  what the file was
     from PIL import Image, UnidentifiedImageError  # noqa: PLC0415  costs 50 ms that the first paint should not pay
 
     try:
-        with Image.open(Path(image).expanduser()) as opened:
-            opened.draft("RGB", (width, height * 2))
-            picture = opened.convert("RGB")
-            picture.thumbnail((width, height * 2))
-    except (OSError, ValueError, UnidentifiedImageError, Image.DecompressionBombError):
-        return (((clean(image)[:width].ljust(width), "dim"),),)
-    pixels = picture.load()
-    lines: list[tuple[tuple[str, str], ...]] = []
+        with Image.open(path) as opened:
+            opened.draft("RGB", THUMBNAIL)
+            opened.thumbnail(THUMBNAIL)
+            picture: Image.Image = opened.convert("RGB")
+            return picture
+    except (OSError, ValueError, SyntaxError, UnidentifiedImageError, Image.DecompressionBombError):
+        return None  # Pillow's decoders raise SyntaxError for some broken files
+
+
+def half_blocks(picture: "Image", columns: int, rows: int) -> list[Line]:
+    """The picture in at most so many cells, each of them two pixels."""
+    small = picture.copy()
+    small.thumbnail((columns, rows * 2))
+    pixels = small.load()
+    lines: list[Line] = []
     if pixels is None:
-        return ()
-    for y in range(0, picture.height - 1, 2):
+        return lines
+    for y in range(0, small.height, 2):
         line: Line = []
-        for x in range(picture.width):
-            top, below = pixels[x, y], pixels[x, y + 1]
-            line.append(("▀", f"{_hex(top)},{_hex(below)}"))
-        lines.append(tuple(line))
-    return tuple(lines)
+        for x in range(small.width):
+            # A last row without another below is drawn twice, else it would be lost.
+            line.append(("▀", f"{_hex(pixels[x, y])},{_hex(pixels[x, min(y + 1, small.height - 1)])}"))
+        lines.append(line)
+    return lines
 
 
 def _hex(pixel: object) -> str:

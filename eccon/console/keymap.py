@@ -25,6 +25,8 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     notify: Literal["off", "osc9", "osc777"] = "off"
     """Desktop notification of a new alarm: OSC 9 (iTerm2, kitty, WezTerm, Ghostty), OSC 777 (foot, urxvt)."""
     mouse: bool = True
+    images: Literal["auto", "kitty", "sixel", "iterm", "blocks", "off"] = "auto"
+    """How previews of images are drawn; auto: by the best protocol that the terminal says it has."""
     keys: dict[str, str] = {}
     """Action → key or keys, in Textual's names: `restart = "f2"`."""
 

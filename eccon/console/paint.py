@@ -6,7 +6,7 @@ a line costs the line. `Painter` keeps what was sent and writes runs of changed 
 
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
-from typing import TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 from rich.cells import cell_len
 from rich.color import ColorSystem
@@ -14,6 +14,9 @@ from rich.segment import Segment
 from rich.style import Style
 from textual._compositor import ChopsUpdate, LayoutUpdate
 from textual.strip import Strip
+
+if TYPE_CHECKING:
+    from eccon.console.pictures.easel import Easel
 
 __all__ = ["Painter"]
 
@@ -59,6 +62,8 @@ class Painter:
 
     def __init__(self, system: ColorSystem = ColorSystem.TRUECOLOR) -> None:
         self.system = system
+        self.easel: Easel | None = None
+        """Who knows the cells of pictures, once there are some."""
         self._screen: list[list[Cell]] = []
         self._width = 0
 
@@ -76,6 +81,8 @@ class Painter:
         """The bytes for an update of Textual's compositor; empty when nothing differs."""
         out: list[str] = []
         pen: list[Codes | None] = [None]
+        if self.easel is not None:
+            self.easel.begin(self._screen, UNKNOWN)
         if isinstance(update, LayoutUpdate):
             for y, strips in enumerate(update.strips, update.region.y):
                 self._line(y, update.region.x, self._cells(strips), out, pen)
@@ -91,6 +98,8 @@ class Painter:
                     self._line(y, left, self._cells([strip.crop(left - x, right - x)]), out, pen)
         if out:
             out.append("\x1b[m")
+        if self.easel is not None:
+            out = self.easel.end(out, self._screen)
         return "".join(out)
 
     def _cells(self, strips: Iterable[Strip | Iterable[Segment]]) -> list[Cell]:
@@ -123,7 +132,10 @@ class Painter:
             return
         for start, stop in self._runs(shown, x, cells):
             out.append(f"\x1b[{y + 1};{x + start + 1}H")
-            self._write(cells[start:stop], out, pen)
+            run: Sequence[Cell] = cells[start:stop]
+            if self.easel is not None:
+                run = self.easel.filled(run, y, x + start)
+            self._write(run, out, pen)
         shown[x : x + len(cells)] = cells
 
     @staticmethod

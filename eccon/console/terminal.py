@@ -1,10 +1,13 @@
-"""What the terminal can show, from the environment alone. Imports no Textual."""
+"""What the terminal can show, from the environment and the system alone. Imports no Textual."""
 
+import fcntl
 import os
+import struct
 import sys
+import termios
 from collections.abc import Mapping
 
-__all__ = ["ascii_only", "low_bandwidth", "no_colour", "refuse_reason"]
+__all__ = ["ascii_only", "cell_pixels", "low_bandwidth", "no_colour", "refuse_reason"]
 
 C_LOCALES = ("C", "POSIX")
 
@@ -52,3 +55,19 @@ def no_colour(environ: Mapping[str, str] = os.environ) -> bool:
 def low_bandwidth(environ: Mapping[str, str] = os.environ) -> bool:
     """Whether `ECCON_LOW_BANDWIDTH` asks for few bytes: slower ticks, no charts."""
     return bool(environ.get("ECCON_LOW_BANDWIDTH"))
+
+
+def cell_pixels(fd: int) -> tuple[int, int] | None:
+    """Width and height of a cell as the terminal told the system, rounded down; None when it did not.
+
+    xterm counts its border in, which is less than a pixel a cell.
+    """
+    try:
+        rows, columns, width, height = struct.unpack("HHHH", fcntl.ioctl(fd, termios.TIOCGWINSZ, bytes(8)))
+    except OSError:
+        return None
+    return (
+        (width // columns, height // rows)
+        if columns and rows and width >= columns and height >= rows
+        else None
+    )

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import pyte
 
@@ -55,10 +55,14 @@ class Terminal:
             if not piece:
                 break
             got += piece
-            # pyte knows neither the kitty keyboard's sequences nor queries of modes.
-            self._stream.feed(piece.replace(b"\x1b[>25u", b"").replace(b"\x1b[<u", b""))
+            self.feed(piece)
         self.output += got
         return got
+
+    def feed(self, piece: bytes) -> None:
+        """What the console wrote, onto the screen."""
+        # pyte knows neither the kitty keyboard's sequences nor queries of modes.
+        self._stream.feed(piece.replace(b"\x1b[>25u", b"").replace(b"\x1b[<u", b""))
 
     def settle(self, quiet: float = 0.25, seconds: float = 10.0) -> None:
         """Reads until nothing has come for a while."""
@@ -123,6 +127,8 @@ class Terminal:
         return ends and cursor and termios.tcgetattr(self.slave) == self.before
 
 
+AnyTerminal = TypeVar("AnyTerminal", bound=Terminal)
+
 MAIN = """
 import sys
 from pathlib import Path
@@ -138,13 +144,14 @@ def open_console(
     size: tuple[int, int] = (80, 24),
     env: dict[str, str] | None = None,
     main: str = MAIN,
-) -> Iterator[Terminal]:
+    kind: type[AnyTerminal] = Terminal,  # type: ignore[assignment]
+) -> Iterator[AnyTerminal]:
     """A console on `socket`; killed at the end when it did not end by itself."""
     home = socket.parent
     full = {k: v for k, v in os.environ.items() if k not in ("NO_COLOR", "LC_ALL", "LC_CTYPE", "COLORTERM")}
     full |= {"TERM": "xterm-256color", "COLORTERM": "truecolor", "LANG": "C.UTF-8", "HOME": str(home)}
     full |= {"XDG_CONFIG_HOME": str(home / "config"), "TMPDIR": str(home), **(env or {})}
-    terminal = Terminal([sys.executable, "-c", main, str(socket), *options], full, *size)
+    terminal = kind([sys.executable, "-c", main, str(socket), *options], full, *size)
     try:
         yield terminal
     finally:

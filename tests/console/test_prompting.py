@@ -5,7 +5,6 @@ from pathlib import Path
 import pytest
 
 from eccon.console import images, prompting
-from eccon.console.draw.text import cell_len
 from eccon.prompt import PromptError
 
 
@@ -57,10 +56,3 @@ def test_a_file_whose_name_looks_like_a_pattern_is_itself(tmp_path: Path) -> Non
     odd = tmp_path / "a[1].png"
     odd.write_bytes(b"")
     assert images.expand(f"'{odd}'") == [str(odd)]
-
-
-def test_a_preview_of_what_is_no_image_is_its_name(tmp_path: Path) -> None:
-    path = tmp_path / "x.png"
-    path.write_bytes(b"\x89PNG no")
-    ((part,),) = (images.preview(str(path), 8, 3),)
-    assert cell_len(part[0][0]) == 8

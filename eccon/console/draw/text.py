@@ -34,7 +34,8 @@ ELLIPSIS = "…"
 # Zero-width joiners, variation selectors, directional overrides, tags: terminals disagree about
 # their width or let them reorder a line, so they go. The rest of what is invisible becomes visible.
 _VANISH = re.compile("[\u200b-\u200f\u202a-\u202e\u2060-\u206f\ufe00-\ufe0f\ufeff\U000e0000-\U000e01ef]")
-_UNSAFE = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
+# The last private plane stands for cells of pictures, here and in terminals.
+_UNSAFE = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff\U00100000-\U0010ffff]")
 _SKIN = re.compile("[\U0001f3fb-\U0001f3ff]")
 
 
@@ -49,7 +50,9 @@ def _visible(match: re.Match[str]) -> str:
         return chr(0x2400 + code)
     if code == 0x7F:
         return "␡"
-    return "�" if 0xD800 <= code <= 0xDFFF else "␤" if code >= 0x2028 else "␦"
+    if 0xD800 <= code <= 0xDFFF or code >= 0x100000:
+        return "�"
+    return "␤" if code >= 0x2028 else "␦"
 
 
 @lru_cache(4096)

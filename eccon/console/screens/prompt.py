@@ -19,6 +19,7 @@ from eccon.console.prompting import Draft, Run
 from eccon.console.screens.dialogs import LineInput
 from eccon.console.screens.steady import SteadySize
 from eccon.console.widgets.lines import Lines
+from eccon.console.widgets.previews import COUNT_MAX, Previews
 from eccon.console.widgets.rows import Rows
 from eccon.model import Trace
 from eccon.prompt import PromptError, image_reports
@@ -39,6 +40,8 @@ FIELDS = (
 )
 SAMPLE_STEPS = ("samples:1", "samples:2", "samples:4", "samples", "")
 FRAME_S = 0.25
+PREVIEW_ROWS = (3, 5)
+"""Lines of the previews; the larger ones where the terminal has room for them."""
 
 
 class _Paths(Suggester):
@@ -107,7 +110,7 @@ class Prompt(SteadySize, ModalScreen[None]):
                         suggester=_Paths() if name == "images" else None,
                         select_on_focus=False,
                     )
-            yield Lines(id="thumbs")
+            yield Previews(id="thumbs")
             yield Rows(document=True, id="answer")
             yield Lines(id="prompt-keys")
 
@@ -205,7 +208,7 @@ class Prompt(SteadySize, ModalScreen[None]):
         """Thumbnails, answer, keys."""
         if not self.is_mounted:
             return
-        self._draw_thumbs()
+        self._draw_previews()
         box = self.query_one("#answer", Rows)
         lines = self._answer(max(box.size.width, 10))
         at_end = box.first >= max(0, len(box.keys) - box.size.height)
@@ -236,18 +239,16 @@ class Prompt(SteadySize, ModalScreen[None]):
             line += [(key, "key"), (f" {word}  ", "hint")]
         return fit_line([*line, (last[0], "key"), (f" {last[1]}", "hint")], width)
 
-    def _draw_thumbs(self) -> None:
-        thumbs = self.query_one("#thumbs", Lines)
-        height = 3 if self.size.height >= 28 and not self.console_app.low_bandwidth else 0
-        names = images.files(self.query_one("#images", Input).value)[:8] if height else []
-        thumbs.styles.height = height if names else 0
-        lines: list[Line] = [[] for _ in range(height)]
-        for name in names:
-            picture = images.preview(name, 8, height)
-            for y in range(height):
-                part = list(picture[y]) if y < len(picture) else []
-                lines[y] += [*fit_line(part, 8), (" ", "text")]
-        thumbs.show(lines if names else [])
+    def _draw_previews(self) -> None:
+        previews = self.query_one("#thumbs", Previews)
+        names: list[str] = []
+        rows = columns = 0
+        if self.console_app.previews and self.size.height >= 28:
+            names = images.files(self.query_one("#images", Input).value)[:COUNT_MAX]
+            room = previews.size.width // max(len(names), 1) - 1
+            rows = PREVIEW_ROWS[self.size.height >= 40 and room >= PREVIEW_ROWS[1] * 8 // 3]
+            columns = rows * 8 // 3
+        previews.put(names, columns, rows)
 
     def _answer(self, width: int) -> list[Line]:
         run = self.run
