@@ -41,8 +41,25 @@ def run(
         sys.stderr.write(f"eccon: {reason}\n")
         return 2
     import gc  # noqa: PLC0415  only here is started
+    import os  # noqa: PLC0415
 
-    gc.disable()  # until the first frame: what is loaded stays for good, so looking it through is for nothing
-    from eccon.console.app import open_on  # noqa: PLC0415  Textual is imported only now
+    gc.disable()  # until the app has drawn: what is loaded stays for good, looking it through is for nothing
+    from eccon.console.opening import begin  # noqa: PLC0415  only here is drawn
+    from eccon.console.setup import setup  # noqa: PLC0415
 
-    return open_on(client_socket, on_quit_ask=on_quit_ask, read_only=read_only, theme=theme, source=source)
+    ready = setup(theme, os.environ)
+    opening = None if source else begin(client_socket, ready, read_only=read_only, environ=os.environ)
+    try:
+        from eccon.console.app import open_on  # noqa: PLC0415  Textual is imported only now
+
+        return open_on(
+            client_socket,
+            on_quit_ask=on_quit_ask,
+            read_only=read_only,
+            ready=ready,
+            opening=opening,
+            source=source,
+        )
+    finally:
+        if opening is not None:
+            opening.lower()

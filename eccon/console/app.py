@@ -20,17 +20,19 @@ from textual.filter import LineFilter
 from textual.screen import Screen
 from textual.timer import Timer
 
-from eccon.console import actions, filters, keymap, notify, terminal, themes
+from eccon.console import actions, filters, notify, themes
 from eccon.console.deeds import Deeds
 from eccon.console.draw.flow import WINDOWS
 from eccon.console.draw.text import Line, clean
 from eccon.console.driver import ConsoleDriver
 from eccon.console.history import History
+from eccon.console.opening import Opening
 from eccon.console.paint import Painter
 from eccon.console.past import Past
 from eccon.console.screens.base import ConsoleScreen
 from eccon.console.screens.dialogs import LineInput
 from eccon.console.screens.overview import Overview
+from eccon.console.setup import Setup, setup
 from eccon.console.source import OF_RECORDINGS, Source
 from eccon.model import Change, ClusterInfo, ClusterState, State, Trace
 
@@ -63,36 +65,42 @@ class ConsoleApp(Deeds, App[int]):
         theme: str | None = None,
         environ: dict[str, str] | None = None,
         source: Callable[[], Source] | None = None,
+        ready: Setup | None = None,
+        opening: Opening | None = None,
     ) -> None:
-        """`source` makes what is drawn instead of the daemon behind `socket`."""
+        """`source` makes what is drawn instead of the daemon behind `socket`.
+
+        `ready` is what was read already, `opening` the first frame, where it is on the terminal.
+        """
         environ = dict(os.environ) if environ is None else environ
-        self.no_colours = terminal.no_colour(environ)
-        self.low_bandwidth = terminal.low_bandwidth(environ)
+        ready = setup(theme, environ) if ready is None else ready
+        self.opening = opening
+        self.no_colours, self.low_bandwidth = ready.no_colours, ready.low_bandwidth
         self.environ = environ
         self._own_filters: list[LineFilter] = []
         if self.no_colours:
             self._own_filters.append(filters.NoColour())
-        if terminal.ascii_only(environ):
+        if ready.ascii_only:
             self._own_filters.append(filters.Ascii())
-        self.theme_files, problems = themes.load_all()
-        self.settings, wrong = keymap.load(themes.user_directory() / "console.toml")
+        self.theme_files, self.settings = ready.themes, ready.settings
         self.previews = self.settings.images != "off" and not (self._own_filters or self.low_bandwidth)
         """Whether images are shown in small: they are nothing without colours, and cost bytes."""
-        self._problems = problems + wrong
-        chosen = self._first_theme(theme)
-        self.palette = themes.Palette(self.theme_files[chosen])
+        self._problems = ready.problems
+        self.palette = themes.Palette(self.theme_files[ready.theme])
         # A page in a browser (textual-serve) names its own driver.
         super().__init__(driver_class=None if environ.get("TEXTUAL_DRIVER") else ConsoleDriver)
         for file in self.theme_files.values():
             self.register_theme(file.textual())
-        self.theme = chosen
+        self.theme = ready.theme
         self.animation_level = "none"
         system = ColorSystem.TRUECOLOR
         if self.console.color_system in ("256", "standard"):
             system = {"256": ColorSystem.EIGHT_BIT, "standard": ColorSystem.STANDARD}[
                 self.console.color_system
             ]
-        self.painter = Painter(system)
+        self.painter = Painter(system) if opening is None else opening.painter
+        self._covered = opening is not None
+        """Whether the terminal shows the first frame, and nothing of ours that is drawn in full yet."""
         self.set_keymap(self.settings.keys)
         self.socket = socket
         self.link: Source
@@ -104,10 +112,12 @@ class ConsoleApp(Deeds, App[int]):
         self.bell_on = self.settings.bell
         self.notify_by = self.settings.notify
         self._in_tmux = bool(environ.get("TMUX"))
-        self.state = ClusterState(cluster=ClusterInfo(name="…"))
+        self.state = ClusterState(cluster=ClusterInfo(name="…")) if opening is None else opening.state
         self.lost = ""
         self.faded = False
         self.history = History()
+        if opening is not None:
+            self.history.feed(opening.state, time.time())
         self.past = Past()
         self.window = WINDOWS[1]
         self.acknowledged: set[str] = set()
@@ -118,16 +128,6 @@ class ConsoleApp(Deeds, App[int]):
         self._frame_timer: Timer | None = None
         self._last_frame = 0.0
         self._next_tick: Timer | None = None
-
-    def _first_theme(self, asked: str | None) -> str:
-        """The theme to begin with; one that is not there is reported and the default taken."""
-        if self.no_colours:
-            return themes.NO_COLOUR
-        wanted = asked or self.settings.theme or (themes.NO_COLOUR if self.low_bandwidth else themes.DEFAULT)
-        if wanted not in self.theme_files:
-            self._problems.append(f"there is no theme {wanted!r}: {', '.join(sorted(self.theme_files))}")
-            wanted = themes.DEFAULT
-        return wanted
 
     # Life
 
@@ -145,6 +145,8 @@ class ConsoleApp(Deeds, App[int]):
             for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
                 if signal.getsignal(number) is not signal.SIG_IGN:
                     loop.add_signal_handler(number, self.exit, None, 128 + number)
+        if self.opening is not None:
+            self.opening.release()
         self.app_resume_signal.subscribe(self, self._resumed)
         self.app_suspend_signal.subscribe(self, lambda _: None)
         self.theme_changed_signal.subscribe(self, self._themed)
@@ -263,12 +265,22 @@ class ConsoleApp(Deeds, App[int]):
 
     # Terminal
 
+    def drawn(self) -> None:
+        """A screen has drawn all that it shows."""
+        if self._covered:
+            self.call_after_refresh(self._uncover)
+
+    def _uncover(self) -> None:
+        self._covered = False
+        self.screen.refresh()
+
     def _display(self, screen: Screen[Any], renderable: Any) -> None:
         """Sends what differs from what the terminal shows; one that is behind gets a later frame instead."""
         try:
             driver = self._driver
             if (
                 renderable is None
+                or self._covered
                 or self._batch_count
                 or not self._running
                 or self._closed
@@ -403,11 +415,14 @@ def open_on(
     *,
     on_quit_ask: bool,
     read_only: bool,
-    theme: str | None,
+    ready: Setup,
+    opening: Opening | None,
     source: Callable[[], Source] | None = None,
 ) -> int:
     """Runs the app until it ends; its exit code."""
-    app = ConsoleApp(socket, on_quit_ask=on_quit_ask, read_only=read_only, theme=theme, source=source)
+    app = ConsoleApp(
+        socket, on_quit_ask=on_quit_ask, read_only=read_only, source=source, ready=ready, opening=opening
+    )
     try:
         app.run(mouse=app.settings.mouse)
     except KeyboardInterrupt:

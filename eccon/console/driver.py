@@ -18,6 +18,7 @@ from textual.drivers._writer_thread import WriterThread
 from textual.drivers.linux_driver import LinuxDriver
 
 if TYPE_CHECKING:
+    from eccon.console.opening import Opening
     from eccon.console.pictures.answers import Answers, Strainer
 
 __all__ = ["ConsoleDriver"]
@@ -29,6 +30,8 @@ BACKLOG = 3
 """Writes that may wait for the terminal before frames are skipped."""
 
 EXIT_WITHIN_S = 1.5
+
+ALTERNATE_SCREEN = "\x1b[?1049h"
 
 ANSWER_S, LATE_S = 0.3, 3.0
 """At the end the terminal's answer is waited for so long, else the shell would take it for typed; one to a
@@ -65,6 +68,7 @@ class ConsoleDriver(LinuxDriver):
 
     _writer: _Writer | None = None
     _wake: tuple[int, int] | None = None
+    _raised = False
     _strainer: "Strainer | None" = None
     _answered: Callable[["Answers"], None]
     _complete: threading.Event
@@ -101,7 +105,20 @@ class ConsoleDriver(LinuxDriver):
     def start_application_mode(self) -> None:
         self._wake = os.pipe()
         self._failed = threading.Event()
+        opening: Opening | None = getattr(self._app, "opening", None)
+        if opening is None or opening.handed_over:
+            super().start_application_mode()  # type: ignore[no-untyped-call]
+            return
+        self._raised = True
         super().start_application_mode()  # type: ignore[no-untyped-call]
+        self._raised = False
+        self.attrs_before = opening.before
+        opening.handed_over = True
+
+    def write(self, data: str) -> None:
+        """To the terminal, but for the switch to a screen that it is on already: some clear it then."""
+        if not (self._raised and data == ALTERNATE_SCREEN):
+            super().write(data)
 
     @property
     def _writer_thread(self) -> WriterThread | None:

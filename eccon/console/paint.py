@@ -12,10 +12,11 @@ from rich.cells import cell_len
 from rich.color import ColorSystem
 from rich.segment import Segment
 from rich.style import Style
-from textual._compositor import ChopsUpdate, LayoutUpdate
-from textual.strip import Strip
 
 if TYPE_CHECKING:
+    from textual._compositor import ChopsUpdate, LayoutUpdate
+    from textual.strip import Strip
+
     from eccon.console.pictures.easel import Easel
 
 __all__ = ["Painter"]
@@ -77,8 +78,16 @@ class Painter:
             self._width = width
             self._screen = [[UNKNOWN] * width for _ in range(height)]
 
-    def paint(self, update: LayoutUpdate | ChopsUpdate) -> str:
+    def put(self, y: int, x: int, segments: "Iterable[Segment]") -> str:
+        """The bytes for a piece of a line; empty when nothing differs."""
+        out: list[str] = []
+        self._line(y, x, self._cells([segments]), out, [None])
+        return "".join(out)
+
+    def paint(self, update: "LayoutUpdate | ChopsUpdate") -> str:
         """The bytes for an update of Textual's compositor; empty when nothing differs."""
+        from textual._compositor import LayoutUpdate  # noqa: PLC0415  the first frame is drawn without Textual
+
         out: list[str] = []
         pen: list[Codes | None] = [None]
         if self.easel is not None:
@@ -102,7 +111,7 @@ class Painter:
             out = self.easel.end(out, self._screen)
         return "".join(out)
 
-    def _cells(self, strips: Iterable[Strip | Iterable[Segment]]) -> list[Cell]:
+    def _cells(self, strips: "Iterable[Strip | Iterable[Segment]]") -> list[Cell]:
         cells: list[Cell] = []
         for strip in strips:
             for text, style, control in strip:

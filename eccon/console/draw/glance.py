@@ -139,8 +139,10 @@ def blocks(scene: Scene) -> list[Block]:
         for name, x, wide in row:
             out.append(panel(name, x, wide, CHART_ROWS, title=titles.get(name, "")))
         y += CHART_ROWS
-    if not shape.short:
-        rest = last - y
+    rest = last - y
+    if shape.short:
+        out.append(Block(0, y, width, rest, []))
+    else:
         if shape.beside:
             left = width * 3 // 5
             out.append(panel("traces", 0, left, rest))

@@ -102,6 +102,7 @@ class ConsoleScreen(SteadySize, Screen[None]):
             self._draw_small()
         else:
             self._draw_all()
+        self.console_app.drawn()
         early, self._early = self._early, None
         for key in early or ():
             self.app.post_message(key)
