@@ -342,12 +342,16 @@ class Deeds:
 
     def copy(self, text: str, what: str) -> None:
         """Copies by OSC 52 when the terminals take so much, and always into a file, saying where."""
-        path = export.save_copy(text)
-        if len(text.encode("utf-8", "replace")) * 4 / 3 <= export.CLIPBOARD_MAX:
+        short = len(text.encode("utf-8", "replace")) * 4 / 3 <= export.CLIPBOARD_MAX
+        if short:
             self._app.copy_to_clipboard(text)
-            self._app.say(f"{what}: copied, and in {path}", "ok")
-        else:
-            self._app.say(f"{what}: too long for the clipboard, in {path}", "ok")
+        try:
+            path = export.save_copy(text)
+        except OSError as e:
+            way = "copied, but" if short else "too long for the clipboard, and"
+            self._app.say(f"{what}: {way} in no file: {e.strerror}", "warn", 12.0)
+            return
+        self._app.say(f"{what}: {'copied, and' if short else 'too long for the clipboard,'} in {path}", "ok")
 
     def copy_trace(self, trace: Trace) -> None:
         """Copies a request as curl."""

@@ -50,7 +50,11 @@ def command_line(process: Process) -> str:
 
 
 def save_copy(text: str) -> str:
-    """Writes `text` into a private file of its own and returns where: clipboards lose things."""
+    """Writes `text` into a private file of its own and returns where: clipboards lose things.
+
+    Raises:
+        OSError: there is no room for it.
+    """
     fd, name = tempfile.mkstemp(prefix="eccon-copy-", suffix=".txt")
     with os.fdopen(fd, "w", encoding="utf-8", errors="replace") as file:
         file.write(text)
@@ -58,11 +62,18 @@ def save_copy(text: str) -> str:
 
 
 def _write(name: str, data: bytes) -> str:
+    """Whole or not at all: what a full disk cut off is taken away."""
     path = Path(name).absolute()
     try:
-        path.write_bytes(data)
+        file = path.open("wb")
     except OSError as e:
-        return f"{path}: cannot be written: {e.strerror}"
+        return f"not written, {e.strerror}: {path}"
+    try:
+        with file:
+            file.write(data)
+    except OSError as e:
+        path.unlink(missing_ok=True)
+        return f"not written, {e.strerror}: {path}"
     return f"written: {path}"
 
 

@@ -168,13 +168,30 @@ async def _resume(client: Client, name: str) -> str:
 
 
 async def _diagnostics(client: Client, path: str) -> str:
-    """The bundle is private: it is written for its owner only, and never over another file."""
+    """The bundle is private: it is written for its owner only, and never over another file; whole or not."""
     size = 0
-    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    with os.fdopen(fd, "wb") as file:
-        async for chunk in client.diagnostics():
-            size += file.write(chunk)
+    try:
+        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    except OSError as e:
+        raise _unwritten(path, e) from e
+    try:
+        with os.fdopen(fd, "wb", buffering=0) as file:
+            async for chunk in client.diagnostics():
+                size += len(chunk)
+                rest = memoryview(chunk)
+                try:
+                    while rest:
+                        rest = rest[file.write(rest) :]
+                except OSError as e:
+                    raise _unwritten(path, e) from e
+    except BaseException:
+        Path(path).unlink(missing_ok=True)
+        raise
     return f"{size / 2**10:,.0f} KiB in {path}"
+
+
+def _unwritten(path: str, error: OSError) -> Problem:
+    return Problem(f"not written, {error.strerror}: {path}")
 
 
 async def _shutdown(client: Client, _name: str) -> str:

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import stat
+import tempfile
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -137,7 +138,7 @@ async def test_the_diagnostics_bundle_is_written_for_its_owner(
         assert bundle.read_bytes() == b'{"name":"encoder-9"}'
         monkeypatch.chdir("/proc")
         await press(pilot, "f9")
-        await until(lambda: "diagnostics bundle: /proc" in "".join(t for t, _ in app.message))
+        await until(lambda: "not written, No such file" in "".join(t for t, _ in app.message))
 
 
 async def test_a_command_runs_beside_the_console(daemon: FakeDaemon, tmp_path: Path) -> None:
@@ -208,6 +209,24 @@ async def test_traces_pause_filter_open_and_export(
         assert (app.screen.process_name, app.screen.words) == ("encoder-2", "a2")
         await press(pilot, "escape", "escape", "escape")
         assert isinstance(app.screen, Overview)
+
+
+async def test_what_cannot_be_written_is_said_and_leaves_nothing(
+    daemon: FakeDaemon, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "gone"))
+    (tmp_path / "trace-req-beef.json").symlink_to("/dev/full")
+    async with watching(daemon) as (app, pilot):
+        app.open_trace("req-beef")
+        await pilot.pause()
+        await press(pilot, "E")
+        await until(lambda: "not written, No space left" in "".join(t for t, _ in app.message))
+        await press(pilot, "y")
+        await until(lambda: "copied, but in no file: No such file" in "".join(t for t, _ in app.message))
+        assert not list(tmp_path.iterdir())
+        app.copy("x" * 60_000, "much")
+        await until(lambda: "too long for the clipboard, and in no" in "".join(t for t, _ in app.message))
 
 
 async def test_logs_follow_search_level_and_turn(daemon: FakeDaemon) -> None:
