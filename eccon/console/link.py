@@ -185,7 +185,7 @@ async def _diagnostics(client: Client, path: str) -> str:
                 except OSError as e:
                     raise _unwritten(path, e) from e
     except BaseException:
-        os.unlink(path)  # noqa: PTH108  as the file was opened: by its descriptor, without a Path
+        os.unlink(path)  # noqa: PTH108  as it was opened
         raise
     return f"{size / 2**10:,.0f} KiB in {path}"
 

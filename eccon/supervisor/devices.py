@@ -11,7 +11,7 @@ from collections.abc import Set as AbstractSet
 import msgspec
 
 from eccon.launch import ProcessSpec
-from eccon.model import Alarm, Npu
+from eccon.model import Alarm, Npu, Role
 from eccon.signals.devices import Reading, ToolError, numbers, reader
 from eccon.supervisor import identity
 from eccon.supervisor.board import Board
@@ -130,7 +130,7 @@ class DeviceWatch:
             self._alarm({})
             return
         users = {c.of.pid for c in reading.contexts}
-        alarms: dict[str, tuple[str, str]] = {}
+        alarms: dict[str, tuple[str, str, str]] = {}
         taken: set[int] = set()
         for name, (spec, main) in specs.items():
             mine = numbers(spec.device)
@@ -141,10 +141,13 @@ class DeviceWatch:
             npus = reading.of(mine, tree)
             self._board.update(name, npus=tuple(map(_coarse, npus)))
             for npu in npus:
-                alarms |= {f"{npu.device}:{k}": (name, text) for k, text in reading.alarms(npu).items()}
+                alarms |= {
+                    f"{npu.device}:{k}": (name, text, _help(k, spec.role))
+                    for k, text in reading.alarms(npu).items()
+                }
             if mine and (lost := [n for n in mine if n not in reading.devices]):
                 told = f"device {', '.join(map(str, lost))} is not listed by {reading.tool}"
-                alarms[f"{name}:lost"] = (name, told)
+                alarms[f"{name}:lost"] = (name, told, _help("lost", spec.role))
         spare = [npu for n, npu in sorted(reading.devices.items()) if n not in taken]
         self._board.set_cluster(spare_npus=tuple(map(_coarse, spare)))
         self._alarm(alarms)
@@ -153,8 +156,9 @@ class DeviceWatch:
         """A new life begins."""
         self._users.pop(name, None)
 
-    def _alarm(self, wanted: Mapping[str, tuple[str, str]]) -> None:
-        for key, (subject, text) in wanted.items():
+    def _alarm(self, wanted: Mapping[str, tuple[str, str, str]]) -> None:
+        """`wanted`: key → (process, what is wrong, the console's action that helps)."""
+        for key, (subject, text, action) in wanted.items():
             if key not in self._alarmed:
                 self._board.log(subject, text, "error")
             self._board.raise_alarm(
@@ -164,11 +168,19 @@ class DeviceWatch:
                     text=text,
                     since=time.time(),
                     severity="warning" if key.endswith(":hot") else "critical",
+                    help=action,
                 )
             )
         for key in self._alarmed - wanted.keys():
             self._board.end_alarm(f"device:{key}")
         self._alarmed = set(wanted)
+
+
+def _help(what: str, role: Role) -> str:
+    """Of a hot device the encoder may rest; one that hangs is begun anew; else the doctor looks at it."""
+    if what == "hot" and role is Role.ENCODER:
+        return "drain"
+    return "restart" if what == "hangs" else "doctor"
 
 
 def _coarse(npu: Npu) -> Npu:

@@ -33,6 +33,8 @@ REMEMBER_EVERY_S = 5.0
 BACK_BYTES = 256 * 1024
 """How far a new daemon reads back in the log of a process that it adopted."""
 MIB = 2**20
+HELPS = {"dying": "logs", "version": "doctor", "evicting": "logs"}
+"""The action of the console that helps with what a log announces."""
 
 
 class Listener:
@@ -162,7 +164,14 @@ class Listener:
         if not old:
             self.board.log(name, notice.text, "error" if notice.severity == "critical" else "warning")
         self.board.raise_alarm(
-            Alarm(key=key, subject=name, text=notice.text, since=time.time(), severity=notice.severity)
+            Alarm(
+                key=key,
+                subject=name,
+                text=notice.text,
+                since=time.time(),
+                severity=notice.severity,
+                help=HELPS.get(notice.key, ""),
+            )
         )
         if notice.key == "dying":
             self.on_dying(name, notice.text)
@@ -223,6 +232,7 @@ class Listener:
                     subject="cluster",
                     text="log lines are being lost: is the disk full?",
                     since=time.time(),
+                    help="doctor",
                 )
             )
         else:

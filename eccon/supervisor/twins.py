@@ -53,5 +53,6 @@ class Twins:
                     text=holder.beside,
                     since=time.time(),
                     severity="critical",
+                    help="doctor",
                 )
             )

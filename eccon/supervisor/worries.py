@@ -77,7 +77,7 @@ def of_disk(free: int, where: str, now: float) -> Alarm | None:
     if free >= DISK_LOW:
         return None
     text = f"the disk is filling: {free / MIB:.0f} MiB left for logs and state in {where}"
-    return _alarm("disk", "cluster", text, now, "", critical=free < DISK_OUT)
+    return _alarm("disk", "cluster", text, now, "doctor", critical=free < DISK_OUT)
 
 
 def _alarm(kind: str, subject: str, text: str, now: float, help_: str, *, critical: bool = False) -> Alarm:

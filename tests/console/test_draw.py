@@ -12,7 +12,7 @@ from eccon.console.draw import charts, detail, events, figures, flow, header, pr
 from eccon.console.draw.text import Line, cell_len, clean, fit, fit_line, line_width, plain, wrap
 from eccon.console.history import History
 from eccon.console.widgets.logview import pattern_of
-from eccon.model import ClusterInfo, ClusterState
+from eccon.model import ClusterInfo, ClusterState, Exit
 from eccon_proxy.schema import EncoderInfo
 from tests.console import states
 
@@ -156,6 +156,17 @@ def test_an_unfinished_request_reaches_the_present() -> None:
     trace = next(t for t in STATES["busy"].traces if t.id == "req-7f40")
     lines = [plain(line) for _, line in waterfall.span_lines(trace, 100, NOW)]
     assert "▸" in lines[3]
+
+
+def test_the_last_error_of_one_that_is_well_again_is_kept() -> None:
+    state = STATES["busy"]
+    died = msgspec.structs.replace(state.processes[2], exit=Exit(at=NOW - 240, signal=9))
+    asked = msgspec.structs.replace(state.processes[3], exit=Exit(at=NOW - 240, signal=9, asked=True))
+    state = msgspec.structs.replace(state, processes=(died, asked))
+    heading, rows = processes.table(state, 200, NOW, {})
+    assert "last error" in plain(heading)
+    assert plain(rows[0][1]).rstrip().endswith("killed by signal 9 4m ago")
+    assert "signal" not in plain(rows[1][1])
 
 
 def test_costs_name_what_is_lost() -> None:

@@ -99,7 +99,7 @@ async def test_figures_alarms_and_an_end_that_waits_for_the_device(site: Site, h
     assert "rbln7" in [n.device for n in state.cluster.spare_npus]
     assert state.cluster.npu_source == "rbln-smi"
     alarm = state.alarms[0]
-    assert (alarm.subject, alarm.severity) == ("encoder-0", "warning")
+    assert (alarm.subject, alarm.severity, alarm.help) == ("encoder-0", "warning", "drain")
     assert "throttled by heat" in alarm.text
 
     await client.stop("encoder-0")

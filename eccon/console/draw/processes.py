@@ -36,17 +36,17 @@ def reason(process: Process) -> str:
     """Why a process is in its state, in short."""
     if process.reason:
         return clean(process.reason)
+    return _death(process) if process.state in (State.BACKOFF, State.FAILED, State.STOPPED) else ""
+
+
+def _death(process: Process) -> str:
+    """How its last life ended, when nobody had asked it to."""
     ended = process.exit
-    if (
-        ended is not None
-        and process.state in (State.BACKOFF, State.FAILED, State.STOPPED)
-        and not ended.asked
-    ):
-        if ended.signal is not None:
-            return f"killed by signal {ended.signal}"
-        if ended.code is not None:
-            return f"exited with code {ended.code}"
-    return ""
+    if ended is None or ended.asked:
+        return ""
+    if ended.signal is not None:
+        return f"killed by signal {ended.signal}"
+    return "" if ended.code is None else f"exited with code {ended.code}"
 
 
 def _name(r: Row) -> Part:
@@ -197,8 +197,8 @@ def table(
     for process in shown:
         item = Row(process, state.cluster, now, rates.get(process.name, 0.0), most)
         line = _spoken(columns, item, width) or row(columns, item)
-        if room >= 8 and (why := _why(process)):
-            line = [*fit_line(line, width - room), (" ", "text"), (fit(why, room), "error")]
+        if room >= 8 and (why := _why(process, now))[0]:
+            line = [*fit_line(line, width - room), (" ", "text"), (fit(why[0], room), why[1])]
         rows.append((process.name, line))
     head = heading(columns)
     if room >= 8:
@@ -214,14 +214,18 @@ def _named(longest: int, width: int) -> list[Column[Row]]:
     return [msgspec.structs.replace(c, width=name) if c.key == "name" else c for c in COLUMNS]
 
 
-def _why(process: Process) -> str:
+def _why(process: Process, now: float) -> Part:
+    """What is wrong; of one with which nothing is, how its last life ended."""
     if process.state in SPEAKING:
-        return ""
+        return "", "text"
     if process.state is not State.READY:
-        return reason(process)
-    if process.encoder is not None and process.encoder.reason:
-        return clean(process.encoder.reason)
-    return clean(process.reason)
+        return reason(process), "error"
+    info = process.encoder
+    if why := (info.reason if info is not None else "") or process.reason:
+        return clean(why), "error"
+    if (death := _death(process)) and process.exit is not None:
+        return f"{death} {figures.uptime(now - process.exit.at)} ago", "dim"
+    return "", "text"
 
 
 def _spoken(columns: Sequence[Column[Row]], item: Row, width: int) -> Line | None:
