@@ -15,6 +15,7 @@ import pytest
 from textual._compositor import LayoutUpdate
 
 from eccon.console.app import ConsoleApp
+from eccon.console.widgets.previews import Previews
 from tests.console import states
 from tests.console.fake_daemon import FakeDaemon, running
 
@@ -125,6 +126,8 @@ async def test_screens(daemon: tuple[str, FakeDaemon], size: tuple[int, int]) ->
                     await settled(app, 1)
                 while name == "logs" and "102 lines" not in "\n".join(drawn(app)[0]):
                     await asyncio.sleep(0.05)  # the log comes over a socket
+                while name == "prompt" and app.screen.query_one(Previews).loading:
+                    await asyncio.sleep(0.02)  # images are read in a thread
                 lines, digest = await settled(app, 2)
                 text = "\n".join(lines) + "\n"
                 key = f"{name}-{size[0]}x{size[1]}"

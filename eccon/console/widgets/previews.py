@@ -66,6 +66,11 @@ class Previews(Lines):
             self._asked_at = self.app.size
             self._answered(driver.ask(self._answered))
 
+    @property
+    def loading(self) -> bool:
+        """Whether a file is still being read."""
+        return any(name not in self._thumbnails for name in self._names)
+
     def put(self, names: list[str], columns: int, rows: int) -> None:
         """Shows these files in at most so many cells each; with the same as before nothing happens."""
         names = names[:COUNT_MAX] if rows else []
