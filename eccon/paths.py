@@ -3,7 +3,6 @@
 The state directory is not the runtime directory: that vanishes at the user's last log-out.
 """
 
-import hashlib
 import os
 import stat
 from pathlib import Path
@@ -90,6 +89,8 @@ def for_cluster(name: str, *, create: bool = True) -> ClusterPaths:
     root = state_home() / name
     sockets = root
     if len(os.fsencode(root / "control.sock")) > SOCKET_PATH_MAX:
+        import hashlib  # noqa: PLC0415  seldom needed, and the console is to draw soon
+
         digest = hashlib.sha256(os.fsencode(root)).hexdigest()[:16]
         sockets = Path("/tmp") / f"eccon-{os.getuid()}" / digest  # noqa: S108  owner and mode are checked
     paths = ClusterPaths(root, sockets)

@@ -1,20 +1,23 @@
-"""What the commands share: exit codes, the cluster at hand, errors as one line, following the state."""
+"""What the commands share: exit codes, the cluster at hand, errors as one line, following the state.
 
-import asyncio
+An event loop, and what needs one, is imported when a command runs on it: the console draws first.
+"""
+
 import functools
 import os
 import sys
 from collections.abc import AsyncIterator, Callable, Coroutine
 from pathlib import Path
-from typing import Any, ParamSpec
+from typing import TYPE_CHECKING, Any, ParamSpec
 
 import click
 
 from eccon import config
-from eccon.client import Client, ControlError, NotRunning
 from eccon.model import ClusterState
 from eccon.paths import PathsError, for_cluster
-from eccon.supervisor import DaemonError
+
+if TYPE_CHECKING:
+    from eccon.client import Client
 
 __all__ = [
     "FAILED",
@@ -76,6 +79,8 @@ def command(f: Callable[P, Coroutine[Any, Any, int | None]]) -> Callable[P, None
 
     @functools.wraps(f)
     def run(*args: P.args, **kwargs: P.kwargs) -> None:
+        import asyncio  # noqa: PLC0415  as said above
+
         sys.exit(guarded(lambda: asyncio.run(f(*args, **kwargs))))
 
     return run
@@ -93,6 +98,11 @@ def plain_command(f: Callable[P, int | None]) -> Callable[P, None]:
 
 def guarded(call: Callable[[], int | None]) -> int:
     """The exit code of `call`: its result, or that of the known error it raised, said in one line."""
+    import asyncio  # noqa: PLC0415  as said above
+
+    from eccon.client import ControlError, NotRunning  # noqa: PLC0415
+    from eccon.supervisor import DaemonError  # noqa: PLC0415
+
     try:
         return call() or 0
     except (config.ConfigError, PathsError) as e:
@@ -122,7 +132,7 @@ def control_socket(file: str | None) -> Path:
     return for_cluster(config.cluster_name(config.find(file)), create=False).control_socket
 
 
-async def follow(client: Client) -> AsyncIterator[ClusterState]:
+async def follow(client: "Client") -> AsyncIterator[ClusterState]:
     """The state, now and at each change."""
     state: ClusterState | None = None
     async for item in client.changes():

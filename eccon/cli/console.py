@@ -1,18 +1,18 @@
 """Opening the console: on the cluster at hand, or on a control socket."""
 
-import asyncio
 import os
 import sys
 from pathlib import Path
 
 import click
 
-from eccon import config, console
+from eccon import config, console, peek
 from eccon.cli.common import NOT_RUNNING, USAGE, config_option, control_socket, guarded, narrate
-from eccon.client import Address, Call, ControlError, NotRunning
 from eccon.paths import PathsError
 
 __all__ = ["attach", "open_at_hand", "open_console"]
+
+ANSWER_S = 30.0
 
 
 def open_console(
@@ -47,6 +47,8 @@ def open_at_hand(file: str | None, *, read_only: bool, theme: str | None) -> int
             f"{config.cluster_name(path)} is not running. Start it?", default=True, err=True
         ):
             return 0
+        import asyncio  # noqa: PLC0415  not before the console has drawn
+
         from eccon.cli.cluster import bring_up  # noqa: PLC0415  loads the launcher, which opening does not need
 
         if code := guarded(lambda: asyncio.run(bring_up(str(path), detach=True))):
@@ -80,17 +82,11 @@ def _first_run(*, read_only: bool, theme: str | None) -> int:
 
 
 def _answers(socket: Path) -> bool:
-    async def ask() -> bool:
-        async with Call(socket, "GET", "/v1/version", {}) as call:
-            await call.expect_success()
-        return True
-
+    """Whether a daemon is there; one that refuses is: the console says why."""
     try:
-        return asyncio.run(ask())
-    except NotRunning:
+        return peek.ask(socket, "/v1/version", ANSWER_S) is not None
+    except OSError:
         return False
-    except ControlError:
-        return True  # it refuses; the console says why
 
 
 @click.command()
@@ -131,7 +127,10 @@ def attach(
 
 
 def _attach_proxy(admin: str, key: str, *, read_only: bool, theme: str | None) -> int:
-    from eccon.console.proxysource import ProxySource  # noqa: PLC0415  only this command needs it
+    import asyncio  # noqa: PLC0415  only this command needs it, and what follows
+
+    from eccon.client import Address  # noqa: PLC0415
+    from eccon.console.proxysource import ProxySource  # noqa: PLC0415
     from eccon.console.source import Problem  # noqa: PLC0415
 
     address: Address = Path(admin.removeprefix("unix:"))

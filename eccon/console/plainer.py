@@ -1,4 +1,4 @@
-"""Text in nothing but ASCII, styles without colours or without the attribute that terminals show so unlike."""
+"""Text in nothing but ASCII; styles without colours, or without the faintness that terminals differ in."""
 
 from functools import lru_cache
 

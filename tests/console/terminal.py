@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 
 import pyte
 
-__all__ = ["Terminal", "open_console"]
+__all__ = ["Terminal", "open_console", "open_console_on"]
 
 
 class Terminal:
@@ -144,9 +144,22 @@ def open_console(
     size: tuple[int, int] = (80, 24),
     env: dict[str, str] | None = None,
     main: str = MAIN,
-    kind: type[AnyTerminal] = Terminal,  # type: ignore[assignment]
-) -> Iterator[AnyTerminal]:
+) -> Iterator[Terminal]:
     """A console on `socket`; killed at the end when it did not end by itself."""
+    with open_console_on(Terminal, socket, *options, size=size, env=env, main=main) as terminal:
+        yield terminal
+
+
+@contextmanager
+def open_console_on(
+    kind: type[AnyTerminal],
+    socket: Path,
+    *options: str,
+    size: tuple[int, int] = (80, 24),
+    env: dict[str, str] | None = None,
+    main: str = MAIN,
+) -> Iterator[AnyTerminal]:
+    """The same on a terminal of another kind."""
     home = socket.parent
     full = {k: v for k, v in os.environ.items() if k not in ("NO_COLOR", "LC_ALL", "LC_CTYPE", "COLORTERM")}
     full |= {"TERM": "xterm-256color", "COLORTERM": "truecolor", "LANG": "C.UTF-8", "HOME": str(home)}

@@ -17,7 +17,7 @@ from eccon.console.source import OF_RECORDINGS
 from eccon.model import ClusterState
 from tests.console import states
 from tests.console.fake_daemon import running
-from tests.console.terminal import MAIN, Terminal, open_console
+from tests.console.terminal import MAIN, open_console
 
 SIZES = (
     (32, 8),

@@ -19,7 +19,7 @@ from eccon.prompt import samples
 from tests.console import states
 from tests.console.fake_daemon import FakeDaemon, running
 from tests.console.graphics import ATTRIBUTES, CELL, KITTY, NAME, SIXEL, GraphicsTerminal
-from tests.console.terminal import open_console
+from tests.console.terminal import open_console_on
 from tests.console.test_screens import until
 
 NAMES = [p.name for p in samples()]
@@ -36,7 +36,7 @@ def prompting(
     """The prompt's screen on a terminal with these answers; `fields`: the images, if not the samples."""
     with (
         running(states.busy()) as daemon,
-        open_console(daemon.socket, size=size, env=env, kind=GraphicsTerminal) as terminal,
+        open_console_on(GraphicsTerminal, daemon.socket, size=size, env=env) as terminal,
     ):
         terminal.answers = answers
         terminal.until("encoder-1")

@@ -142,17 +142,16 @@ def blocks(scene: Scene) -> list[Block]:
     rest = last - y
     if shape.short:
         out.append(Block(0, y, width, rest, []))
+    elif shape.beside:
+        left = width * 3 // 5
+        out.append(panel("traces", 0, left, rest))
+        out.append(panel("events", left, width - left, rest))
     else:
-        if shape.beside:
-            left = width * 3 // 5
-            out.append(panel("traces", 0, left, rest))
-            out.append(panel("events", left, width - left, rest))
-        else:
-            below = EVENTS_ROWS if shape.below else 0
-            out.append(panel("traces", 0, width, rest - below))
-            if below:
-                y += rest - below
-                out.append(panel("events", 0, width, below))
+        below = EVENTS_ROWS if shape.below else 0
+        out.append(panel("traces", 0, width, rest - below))
+        if below:
+            y += rest - below
+            out.append(panel("events", 0, width, below))
     footer = keys_line(scene.footer, scene.keymap, width)
     out.append(Block(0, last, width, 1, [footer], ground="panel"))
     return out
