@@ -4,15 +4,21 @@ Each is a function of a world. It sends through the front and says what the righ
 whether anybody died is seen afterwards.
 """
 
+import base64
+import io
 import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
+
+import msgspec
+import zmq
+from PIL import Image
 
 from lab.world import Room, World, picture
 from tests.contract.client import ask, fresh, part, png, text
@@ -24,6 +30,11 @@ __all__ = ["FAULTS", "Fault"]
 _PLAIN = Room()
 ANSWERED = '"POST /v1/chat/completions HTTP/1.1" 200'
 """In a server's log."""
+DOWN_S = 10.0
+"""How long nobody starts a PD that is down."""
+WAITS_S = 1.0
+"""How long an image has waited when its encoder is struck. A proxy may take one that pauses for so long for a
+slow one."""
 KEPT_S = 2.0
 """How long an encoder keeps an item, where it keeps it briefly."""
 
@@ -55,9 +66,27 @@ def input_image(world: World) -> None:
     _typed(world, {"type": "input_image", "image_url": url, "detail": "auto"}, expected=world.truth(url))
 
 
+def video_part(world: World) -> None:
+    """Four frames of 64 pixels: no image, so a rule that looks for images passes it by."""
+    frames = ",".join(base64.b64encode(_jpeg()).decode() for _ in range(4))
+    _typed(world, {"type": "video_url", "video_url": {"url": f"data:video/jpeg;base64,{frames}"}})
+
+
+def _jpeg() -> bytes:
+    out = io.BytesIO()
+    with Image.open(io.BytesIO(png(64, 64))) as drawn:
+        drawn.save(out, "JPEG")
+    return out.getvalue()
+
+
 def processor_kwargs(world: World) -> None:
     """They are in the item's name: who drops them on the way to the encoder names another item."""
     _typed(world, part(None, picture(1024, 768)), mm_processor_kwargs={"max_pixels": 200_704})
+
+
+def media_io_kwargs(world: World) -> None:
+    """So are these."""
+    _typed(world, part(None, picture()), media_io_kwargs={"image": {"rgba_background_color": [0, 0, 0]}})
 
 
 @contextmanager
@@ -115,6 +144,17 @@ def chat_goes_on(world: World) -> None:
         world.ask([part(None, first), text()], expected=expected)
 
 
+def by_uuid_only(world: World) -> None:
+    """The same chat, whose client leaves the bytes out the second time: "use your cache"."""
+    u, first = fresh(), picture(1024, 768)
+    expected = world.truth(first)
+    world.ask([part(u, first), text()], expected=expected)
+    for _ in range(3):
+        world.ask([part(None, picture(1024, 768)), text()])
+    for _ in range(2):
+        world.ask([{"type": "image_url", "image_url": None, "uuid": u}, text()], expected=expected)
+
+
 def pd_restarted(world: World) -> None:
     """Encoders do not push again what they still hold."""
     url = picture()
@@ -123,6 +163,51 @@ def pd_restarted(world: World) -> None:
         world.ask([part(None, url), text()], expected=expected)
     world.restart_pd()
     world.beside(lambda: world.ask([part(None, url), text()], expected=expected))
+
+
+def pd_is_down(world: World) -> None:
+    """140 pictures, four at a time, while there is no PD: a queue of 64 before each encoder, and they fill.
+
+    After ten seconds a PD is started, and when it is ready one picture more is sent.
+    """
+    world.pd.destroy()
+    over = threading.Event()
+
+    def look() -> None:
+        while not over.is_set():
+            for encoder in world.encoders:
+                world.encoder_answers(encoder)
+            over.wait(0.5)
+
+    with ThreadPoolExecutor(5) as pool:
+        looking = pool.submit(look)
+        try:
+            asked = [pool.submit(world.ask, [part(None, picture(64, 64)), text()]) for _ in range(140)]
+            wait(asked, DOWN_S)
+            world.restart_pd()
+            wait(asked)
+        finally:
+            over.set()
+            looking.result()
+    world.beside(lambda: world.ask([part(None, picture()), text()]))
+
+
+def junk(world: World) -> None:
+    """One message of somebody who finds the port: framed as an encoder's, empty of sense."""
+    tensor = {"base_addr": 4096, "nbytes": 64, "device_id": 0, "shape": [1, 32], "dtype_str": "torch.float16"}
+    name = fresh()
+    message = {"engine_id": "x", "mm_hash": name, "agent_metadata": b"junk", "tensor": tensor}
+    with zmq.Context() as context, context.socket(zmq.PUSH) as push:
+        push.connect(f"tcp://127.0.0.1:{world.pull_port}")
+        push.send(msgspec.msgpack.encode(message))
+        until(lambda: name in world.pd.log(), 30, "the PD does not hear it")
+        _typed(world, part(None, picture()))
+
+
+def two_pds(world: World) -> None:
+    """Eight pictures, one after another; each encoder pushes to one of the PDs."""
+    for _ in range(8):
+        world.ask([part(None, picture()), text()])
 
 
 def encoder_hangs(world: World) -> None:
@@ -181,6 +266,46 @@ def encoder_stopped(world: World) -> None:
             encoder.signal(signal.SIGCONT, everyone=True)
 
 
+def _while_it_waits(world: World, act: Callable[[Server], None]) -> None:
+    """Of two pictures one waits for the other, whose encoder pauses; `act` on the one that has answered.
+
+    The PD takes no step of its own meanwhile: nobody else sends anything before.
+    """
+    quick, slow = world.encoders
+    answered = quick.log().count(ANSWERED)
+    slow.signal(signal.SIGSTOP, everyone=True)
+    struck = threading.Event()
+
+    def strike() -> None:
+        try:
+            until(lambda: quick.log().count(ANSWERED) > answered, 60, "no encoder answers")
+            time.sleep(WAITS_S)
+            act(quick)
+        finally:
+            slow.signal(signal.SIGCONT, everyone=True)
+            struck.set()
+
+    striker = threading.Thread(target=strike)
+    striker.start()
+    pair = [part(None, picture(64, 64)), part(None, picture(64, 64)), text()]
+    world.beside(lambda: world.ask(pair), struck)
+    striker.join()
+
+
+def killed_while_waiting(world: World) -> None:
+    """A crash a moment after the push, before the request can go to the PD."""
+    _while_it_waits(world, lambda encoder: encoder.destroy())
+
+
+def stopped_while_waiting(world: World) -> None:
+    """A hang then."""
+    encoder = world.encoders[0]
+    try:
+        _while_it_waits(world, lambda quick: quick.signal(signal.SIGSTOP, everyone=True))
+    finally:
+        encoder.signal(signal.SIGCONT, everyone=True)
+
+
 def too_many_items(world: World) -> None:
     """Six users with three pictures each, where the PD pulls three items a step."""
     contents = [[*(part(None, picture()) for _ in range(3)), text()] for _ in range(6)]
@@ -217,30 +342,49 @@ def item_waits(world: World) -> None:
     pausing.join()
 
 
-def model_by_another_path(world: World) -> None:
-    """The literal path is in an item's name."""
-    _typed(world, part(None, picture()))
+def one_picture(world: World) -> None:
+    """Nothing is wrong with it; what is wrong is how the servers were started."""
+    _typed(world, part(None, picture(1024, 768)))
 
 
 _FEW_PULLS = Room(pd={"max_concurrent_pulls": 3}, flags=("--pd-items", "3"))
 _FEW_KEPT = Room(encoder={"producer_cache_capacity": 2}, flags=("--staged-items", "2"))
 _BRIEFLY_KEPT = Room(encoder={"producer_cache_ttl_s": KEPT_S}, flags=("--staged-age", str(KEPT_S * 0.75)))
+_OTHER_PATH = Room(detour="/.")
+_UNCACHED = Room(encoder_serve=("--mm-processor-cache-gb", "0"))
+_SMALLER = Room(encoder_serve=("--mm-processor-kwargs", '{"max_pixels":200704}'))
+_VIDEO = Room(serve=("--limit-mm-per-prompt", '{"image":8,"video":1}'))
+_TWO_PDS = Room(pds=2)
 
 FAULTS = (
+    # What a client sends.
     Fault("part-without-type", "an image part without `type`", part_without_type),
     Fault("input-image", "an `input_image` part", input_image),
+    Fault("video-part", "a `video_url` part", video_part, _VIDEO),
     Fault("processor-kwargs", "`mm_processor_kwargs` in the request", processor_kwargs),
+    Fault("media-io-kwargs", "`media_io_kwargs` in the request", media_io_kwargs),
     Fault("changing-url", "an image URL whose content changes", changing_url),
     Fault("uuid-used-twice", "a client's uuid on four different images", uuid_used_twice),
     Fault("chat-goes-on", "an image sent again after three others", chat_goes_on),
-    Fault("pd-restarted", "an image sent again after the PD was restarted", pd_restarted),
-    Fault("encoder-hangs", "an idle encoder stops answering", encoder_hangs),
-    Fault("encoder-stopped", "an encoder hangs after its push", encoder_stopped),
-    Fault("encoder-killed", "an encoder is killed after its push", encoder_killed),
+    Fault("by-uuid-only", "the same, by its uuid only", by_uuid_only),
+    # What there is too much of.
     Fault("too-many-items", "more items at once than the PD pulls in a step", too_many_items, _FEW_PULLS),
     Fault("encoder-full", "more items at once than an encoder keeps", encoder_full, _FEW_KEPT),
     Fault(
         "item-waits", "an image waits for another longer than its encoder keeps it", item_waits, _BRIEFLY_KEPT
     ),
-    Fault("model-path", "encoders name the model by another path", model_by_another_path, Room(detour="/.")),
+    # Who goes away.
+    Fault("pd-restarted", "an image sent again after the PD was restarted", pd_restarted),
+    Fault("pd-is-down", "140 images while the PD is down", pd_is_down),
+    Fault("encoder-hangs", "an idle encoder stops answering", encoder_hangs),
+    Fault("encoder-stopped", "an encoder hangs after its push", encoder_stopped),
+    Fault("stopped-while-waiting", "the same, a second later", stopped_while_waiting),
+    Fault("encoder-killed", "an encoder is killed after its push", encoder_killed),
+    Fault("killed-while-waiting", "the same, a second later", killed_while_waiting),
+    # How servers are started.
+    Fault("model-path", "encoders name the model by another path", one_picture, _OTHER_PATH),
+    Fault("no-processor-cache", "encoders without a processor cache", one_picture, _UNCACHED),
+    Fault("other-max-pixels", "encoders with a smaller `max_pixels` than the PD's", one_picture, _SMALLER),
+    Fault("two-pds", "two PDs, an encoder each", two_pds, _TWO_PDS),
+    Fault("junk", "junk in an encoder's framing on the PD's pull port", junk),
 )

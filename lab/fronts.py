@@ -3,11 +3,12 @@
 import contextlib
 import itertools
 import os
+import random
 import sys
 import time
 from abc import ABC, abstractmethod
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from http.client import HTTPException
 from pathlib import Path
 from typing import Any
@@ -34,6 +35,11 @@ class Asked:
         """Words and log-probabilities; None without an answer."""
         return self.reply.answer() if self.reply is not None and self.status == 200 else None
 
+    @property
+    def told_when(self) -> bool:
+        """Whether it was turned away with a time at which to come again."""
+        return self.status == 503 and self.reply is not None and "retry-after" in self.reply.headers
+
 
 class Front(ABC):
     """A way to the PD."""
@@ -41,10 +47,11 @@ class Front(ABC):
     name: str
 
     @abstractmethod
-    def start(self, pd: Server, encoders: list[Server], rooms: list[str]) -> None:
+    def start(self, pds: list[Server], encoders: list[Server], rooms: list[str]) -> None:
         """In front of these; one that runs is ended first.
 
         Args:
+            pds: with several, encoders push to them in turn.
             rooms: flags of eccon-proxy that say how much the connector was given.
         """
 
@@ -72,14 +79,17 @@ class Proxy(Front):
     def command(self, rooms: list[str]) -> list[str]:
         """argv, up to the flags that all proxies take."""
 
-    def start(self, pd: Server, encoders: list[Server], rooms: list[str]) -> None:
+    def start(self, pds: list[Server], encoders: list[Server], rooms: list[str]) -> None:
         self.stop()
         port = free_port()
-        behind = ",".join(f"http://127.0.0.1:{e.port}" for e in encoders)
-        where = ["--host", "127.0.0.1", "--port", str(port), "--encode-servers-urls", behind]
-        argv = [*self.command(rooms), *where, "--decode-servers-urls", f"http://127.0.0.1:{pd.port}"]
+        where = ["--host", "127.0.0.1", "--port", str(port), *self.servers(pds, encoders)]
+        argv = [*self.command(rooms), *where]
         self._process = Server(argv, dict(os.environ), port, self.directory / f"{self.name}.log", 60)
         self._process.wait_ready()
+
+    def servers(self, pds: list[Server], encoders: list[Server]) -> list[str]:
+        """Flags that name them."""
+        return ["--encode-servers-urls", _urls(encoders), "--decode-servers-urls", _urls(pds)]
 
     def stop(self) -> None:
         if self._process is not None:
@@ -99,6 +109,10 @@ class Proxy(Front):
         with contextlib.suppress(HTTPException, OSError):
             return get(self.process, "/health").status == 200
         return False
+
+
+def _urls(servers: list[Server]) -> str:
+    return ",".join(f"http://127.0.0.1:{s.port}" for s in servers)
 
 
 def _asked(server: Server, payload: object) -> Asked:
@@ -135,33 +149,44 @@ class Eccon(Proxy):
     def command(self, rooms: list[str]) -> list[str]:
         return [sys.executable, "-m", "eccon_proxy", "--admin", f"unix:{self.directory}/admin.sock", *rooms]
 
+    def servers(self, pds: list[Server], encoders: list[Server]) -> list[str]:
+        named = super().servers(pds, encoders)
+        if len(pds) == 1:
+            return named
+        theirs = (encoders[i :: len(pds)] for i in range(len(pds)))
+        return named + [f"--group={_urls([pd])}={_urls(e)}" for pd, e in zip(pds, theirs, strict=True)]
+
 
 class ByHand(Front):
-    """No proxy: every `image_url` part to an encoder in turn, then the request to the PD."""
+    """No proxy: every `image_url` part to an encoder in turn, then the request to a PD.
+
+    That is the guide's own rule. Of a part it is the model's name and the part itself that an encoder gets.
+    """
 
     name = "by hand"
 
     def __init__(self) -> None:
         self._turns = itertools.count()
-        self._servers: list[Server] = []
-        self._pd: Server | None = None
+        self._encoders: list[Server] = []
+        self._pds: list[Server] = []
 
-    def start(self, pd: Server, encoders: list[Server], rooms: list[str]) -> None:
-        self._pd, self._servers = pd, encoders
+    def start(self, pds: list[Server], encoders: list[Server], rooms: list[str]) -> None:
+        self._pds, self._encoders = pds, encoders
 
     def stop(self) -> None:
-        self._pd = None
+        self._pds = []
 
     def ask(self, content: object, **more: Any) -> Asked:
-        assert self._pd is not None
         items = [p for p in content if p.get("type") == "image_url"] if isinstance(content, list) else []
+        began = time.monotonic()
         with ThreadPoolExecutor(max(1, len(items))) as pool:
             encoded = pool.map(self._encode, items)
             failed = next((e for e in encoded if e.status != 200), None)
-        return failed or _asked(self._pd, body(content, **more))
+        asked = failed or _asked(random.choice(self._pds), body(content, **more))
+        return replace(asked, seconds=time.monotonic() - began)
 
     def _encode(self, item: dict[str, Any]) -> Asked:
-        server = self._servers[next(self._turns) % len(self._servers)]
+        server = self._encoders[next(self._turns) % len(self._encoders)]
         return _asked(server, body([item], max_tokens=1))
 
     def settled(self) -> bool:

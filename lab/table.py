@@ -3,7 +3,8 @@
     python -m lab.table run --front guide --guide GUIDE.md --out guide.json
     python -m lab.table run --front eccon --out eccon.json
     python -m lab.table run --front guarded --out guarded.json
-    python -m lab.table show guide.json eccon.json guarded.json
+    python -m lab.table show by-hand.json guide.json eccon.json guarded.json
+    python -m lab.table show --into README.md by-hand.json guide.json eccon.json guarded.json
 
 A run starts real vLLM (the lab in ECCON_LAB), a PD and two encoders, and takes about a minute a fault. What
 is in the output file already is not run again.
@@ -27,6 +28,9 @@ from tests.contract.target import LabTarget
 STALL_S = 20.0
 """From here on somebody else's one-token request has been stalled. It takes 0.06 s on an idle machine; a PD
 that misses an item holds it for 30 s."""
+HANG_S = 5.0
+"""From here on an encoder has hung; its own one-token request takes 0.02 s."""
+BEGIN, END = "<!-- faults -->", "<!-- /faults -->"
 TITLES = {
     "by hand": "no proxy",
     "guide": "the guide's proxy",
@@ -50,10 +54,14 @@ def main() -> None:
     )
     run.add_argument("--seconds", type=float, default=3600.0, help="begin no fault after so long")
     show = commands.add_parser("show", help="print the table")
+    show.add_argument("--into", type=Path, help="write it there instead, between its two marks")
     show.add_argument("files", type=Path, nargs="+")
     given = parser.parse_args()
     if given.command == "show":
-        print(table(given.files))
+        if given.into is None:
+            print(table(given.files))
+        else:
+            given.into.write_text(put(given.into.read_text("utf-8"), table(given.files)), "utf-8")
         return
     if given.front == "guide" and given.guide is None:
         parser.error("--front guide needs --guide")
@@ -110,7 +118,24 @@ def table(files: Sequence[Path]) -> str:
         pairs = zip(counts, tried, strict=True)
         lines.append(f"| **{title}** | " + " | ".join(f"**{n}** of {all_}" for n, all_ in pairs) + " |")
     lines.append("| **wrong answers** | " + " | ".join(f"**{n}**" for n in wrong) + " |")
+    loads = [sorted(f["load"] for f in c["faults"].values() if f.get("load") is not None) for c in columns]
+    middle = (f"{x[len(x) // 2]:.0f} ({x[0]:.0f} to {x[-1]:.0f})" if x else "" for x in loads)
+    lines.append("| load of the machine, median (range) | " + " | ".join(middle) + " |")
     return "\n".join(lines)
+
+
+def put(text: str, lines: str) -> str:
+    """A text with the table in place of the one that it has.
+
+    Raises:
+        ValueError: it has no place for one.
+    """
+    before, begin, rest = text.partition(BEGIN)
+    _, end, after = rest.partition(END)
+    if not end:
+        msg = f"no {BEGIN} and {END}"
+        raise ValueError(msg)
+    return f"{before}{begin}\n{lines}\n{end}{after}"
 
 
 def _stalled(o: Outcome) -> bool:
@@ -124,6 +149,8 @@ def cell(o: Outcome) -> str:
         said.append("**PD dies**")
     if _stalled(o):
         said.append(f"all stall {o.innocent_s:.0f} s")
+    if o.encoder_s >= HANG_S:
+        said.append(f"encoders hang {o.encoder_s:.0f} s")
     if o.wrong:
         said.append(f"**{o.wrong} wrong**")
     total = o.answered + o.wrong + o.refused + o.failed

@@ -1,5 +1,7 @@
 """A PD, two encoders and a front on the lab, in which one fault after another is tried and counted."""
 
+import contextlib
+import os
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -9,6 +11,7 @@ from threading import Event, Lock
 from typing import Any
 
 from lab.fronts import PATIENCE_S, Asked, Front
+from lab.seat import Seat
 from tests.contract.client import ask, fresh, image, part, png, text
 from tests.contract.target import Server, Target, free_port, until
 
@@ -31,6 +34,12 @@ class Room:
     flags: tuple[str, ...] = ()
     detour: str = ""
     """What encoders have behind the model's path: another name of the same directory."""
+    serve: tuple[str, ...] = ()
+    """Flags of `vllm serve` that everybody gets beside the usual ones."""
+    encoder_serve: tuple[str, ...] = ()
+    """Those that only encoders get."""
+    pds: int = 1
+    """How many; encoders push to them in turn."""
 
 
 @dataclass
@@ -42,7 +51,7 @@ class Outcome:
     wrong: int = 0
     """Answers with 200 that speak of another image."""
     refused: int = 0
-    """Answers 400 to 499: the client is told."""
+    """Answers 400 to 499, and 503 that say when to come again: the client is told, and nothing was begun."""
     failed: int = 0
     """Answers from 500 on, and none at all."""
     pd_died: bool = False
@@ -51,6 +60,12 @@ class Outcome:
     innocent_failed: bool = False
     waited_s: float = 0.0
     """Longest that a request took that was not answered."""
+    told: str = ""
+    """What the last of those heard, if anything."""
+    encoder_s: float = 0.0
+    """Longest that an encoder's own request of text only took, where that was tried."""
+    load: float | None = None
+    """Of the machine: processes that wanted a core, averaged over the last minute. None: not noted."""
 
 
 def picture(width: int = 224, height: int = 224) -> str:
@@ -67,63 +82,62 @@ class World:
         self.outcome = Outcome()
         self._counting = Lock()
         self._room = Room()
-        self._pull_port = free_port()
-        self._pd: Server | None = None
-        self._encoders: list[Server | None] = [None, None]
+        self._pull_ports = [free_port(), free_port()]
+        self._pd_seats = [Seat(target, "pd", "ec_consumer") for _ in self._pull_ports]
+        self._encoder_seats = [Seat(target, "encoder", "ec_producer") for _ in range(2)]
+
+    @property
+    def pds(self) -> list[Server]:
+        """Those of the room."""
+        return [seat.server for seat in self._pd_seats[: self._room.pds]]
 
     @property
     def pd(self) -> Server:
-        """The PD of now."""
-        assert self._pd is not None
-        return self._pd
+        """The PD of now; of several the first."""
+        return self._pd_seats[0].server
+
+    @property
+    def pull_port(self) -> int:
+        """Of the PD's connector."""
+        return self._pull_ports[0]
 
     @property
     def encoders(self) -> list[Server]:
         """Both."""
-        return [e for e in self._encoders if e is not None]
+        return [seat.server for seat in self._encoder_seats]
 
     def prepare(self, room: Room) -> None:
         """Everybody alive, with that much room, and nothing counted yet. Only who must is started anew."""
         self.outcome = Outcome()
-        before, self._room = self._room, room
-        if self._pd is None or room.pd != before.pd or not self._pd_lives():
-            self._start_pd()
-        for i, encoder in enumerate(self._encoders):
-            same = (room.encoder, room.detour) == (before.encoder, before.detour)
-            if encoder is None or not same or not encoder.alive():
-                if encoder is not None:
-                    encoder.destroy()
-                self._encoders[i] = self._start_encoder()
-        self.pd.wait_ready()
-        for encoder in self.encoders:
-            encoder.wait_ready()
-            self._link(encoder)
-        assert ask(self.pd, "flush", max_tokens=1).status == 200
-        self.front.start(self.pd, self.encoders, list(room.flags))
+        self._room = room
+        for seat, pull in zip(self._pd_seats, self._pull_ports, strict=True):
+            if pull in self._pull_ports[: room.pds]:
+                seat.take({"pull_host": "127.0.0.1", "pull_port": pull} | room.pd, room.serve, lives=_lives)
+            else:
+                seat.leave()
+        for i, seat in enumerate(self._encoder_seats):
+            where = {"llm_host": "127.0.0.1", "llm_pull_port": self._pull_ports[i % room.pds]}
+            extra = where | {"producer_cache_ttl_s": 600} | room.encoder
+            flags = (*room.serve, *room.encoder_serve)
+            seat.take(extra, flags, self.target.model + room.detour, lives=Server.alive)
+        for server in (*self.pds, *self.encoders):
+            server.wait_ready()
+        for i, encoder in enumerate(self.encoders):
+            self._link(encoder, self.pds[i % room.pds])
+        for pd in self.pds:
+            assert ask(pd, "flush", max_tokens=1).status == 200
+        self.front.start(self.pds, self.encoders, list(room.flags))
         until(self.front.settled, 60, "the front is not ready")
 
-    def _start_pd(self) -> None:
-        """Where it was before, if it was."""
-        port = None if self._pd is None else self._pd.port
-        if self._pd is not None:
-            self._pd.destroy()
-        extra = {"pull_host": "127.0.0.1", "pull_port": self._pull_port} | self._room.pd
-        self._pd = self.target.launch("pd", "ec_consumer", extra, port=port)
-
-    def _start_encoder(self) -> Server:
-        where = {"llm_host": "127.0.0.1", "llm_pull_port": self._pull_port, "producer_cache_ttl_s": 600}
-        model = self.target.model + self._room.detour
-        return self.target.launch("encoder", "ec_producer", where | self._room.encoder, model=model)
-
-    def _link(self, encoder: Server) -> None:
+    def _link(self, encoder: Server, pd: Server) -> None:
         """Until what it pushes arrives: its socket finds a new PD in its own time."""
         u = fresh()
         assert ask(encoder, [part(u)], max_tokens=1).status == 200
-        self.pd.wait_event(f"received metadata for mm_hash={u}")
+        pd.wait_event(f"received metadata for mm_hash={u}")
 
     def restart_pd(self) -> None:
         """A new life of the PD at the same addresses; the front stays."""
-        self._start_pd()
+        self._pd_seats[0].restart()
         self.pd.wait_ready()
         until(self.front.settled, 60, "the front does not find the new PD")
 
@@ -146,12 +160,13 @@ class World:
             o.wrong += 1
         elif asked.status == 200:
             o.answered += 1
-        elif 400 <= asked.status < 500:
+        elif 400 <= asked.status < 500 or asked.told_when:
             o.refused += 1
         else:
             o.failed += 1
         if asked.status != 200:
             o.waited_s = max(o.waited_s, asked.seconds)
+            o.told = "" if asked.reply is None else f"{asked.status} {asked.reply.body.decode()[:300]}"
 
     def beside(self, act: Callable[[], object], after: Event | None = None) -> None:
         """Does something, and meanwhile sends somebody else's text again and again.
@@ -174,25 +189,34 @@ class World:
         self.outcome.innocent_s = max(self.outcome.innocent_s, asked.seconds)
         self.outcome.innocent_failed |= asked.status != 200
 
+    def encoder_answers(self, encoder: Server) -> None:
+        """A text of its own for an encoder, timed: it takes 0.02 s as long as its engine moves."""
+        began = time.monotonic()
+        with contextlib.suppress(HTTPException, OSError):
+            ask(encoder, "Hello", timeout=PATIENCE_S, max_tokens=1)
+        with self._counting:
+            self.outcome.encoder_s = max(self.outcome.encoder_s, time.monotonic() - began)
+
     def conclude(self) -> Outcome:
         """Waits for what may still come: the PD's death shows at its next step."""
         self.innocent()
         deadline = time.monotonic() + DEATH_S
         troubled = self.outcome.failed > 0 or self.outcome.innocent_failed
-        while troubled and self.pd.alive() and time.monotonic() < deadline:
+        while troubled and all(pd.alive() for pd in self.pds) and time.monotonic() < deadline:
             time.sleep(0.2)
-        self.outcome.pd_died = not self._pd_lives()
+        self.outcome.pd_died = not all(map(_lives, self.pds))
+        self.outcome.load = os.getloadavg()[0]
         return self.outcome
-
-    def _pd_lives(self) -> bool:
-        try:
-            return self.pd.alive() and ask(self.pd, "flush", max_tokens=1).status == 200
-        except (HTTPException, OSError):
-            return False
 
     def close(self) -> None:
         """Ends everybody."""
         self.front.stop()
-        for server in (self._pd, *self._encoders):
-            if server is not None:
-                server.destroy()
+        for seat in (*self._pd_seats, *self._encoder_seats):
+            seat.leave()
+
+
+def _lives(pd: Server) -> bool:
+    try:
+        return pd.alive() and ask(pd, "flush", max_tokens=1).status == 200
+    except (HTTPException, OSError):
+        return False
