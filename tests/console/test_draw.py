@@ -158,6 +158,18 @@ def test_an_unfinished_request_reaches_the_present() -> None:
     assert "▸" in lines[3]
 
 
+@pytest.mark.parametrize("width", [60, 80, 100])
+def test_that_a_console_may_only_look_is_seen_at_any_width(width: int) -> None:
+    state = STATES["busy"]
+    info = msgspec.structs.replace(state.cluster, public_url=f"http://{'proxy.' * 12}example:19000")
+    state = msgspec.structs.replace(state, cluster=info)
+    for line in (
+        header.header(state, width, NOW, "", "read-only"),
+        header.headers(state, width, NOW, "", "read-only")[0],
+    ):
+        assert " read-only " in plain(line)
+
+
 def test_the_last_error_of_one_that_is_well_again_is_kept() -> None:
     state = STATES["busy"]
     died = msgspec.structs.replace(state.processes[2], exit=Exit(at=NOW - 240, signal=9))

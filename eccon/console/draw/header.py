@@ -77,11 +77,10 @@ def headers(state: ClusterState, width: int, now: float, lost: str = "", flag: s
         (" eccon ", "brand"),
         (" ", "top"),
         (clean(info.name), "title"),
+        *([("  ", "top"), (flag, "warn")] if flag else []),  # not what is cut off where room is short
         (f"  {clean(info.model)}", "top"),
         (f"  {clean(info.public_url)}", "topdim"),
     ]
-    if flag:
-        above += [("  ", "top"), (flag, "warn")]
     below: Line = [(" ", "top"), *_health(state, lost)]
     shown = ""
     for text in _figures(state):
