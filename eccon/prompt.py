@@ -85,13 +85,13 @@ def image_url(image: str) -> str:
         if size > IMAGE_BYTES_MAX:
             msg = f"{image}: {size / 2**20:.0f} MiB is more than {IMAGE_BYTES_MAX // 2**20} MiB"
             raise PromptError(msg)
+        if kind is None:
+            msg = f"{image}: not a file name of an image (.png, .jpg, .webp, …)"
+            raise PromptError(msg)
         data = path.read_bytes()
     except OSError as e:
         msg = f"{image}: cannot be read: {e.strerror}"
         raise PromptError(msg) from e
-    if kind is None:
-        msg = f"{image}: not a file name of an image (.png, .jpg, .webp, …)"
-        raise PromptError(msg)
     return f"data:{kind};base64,{base64.b64encode(data).decode()}"
 
 

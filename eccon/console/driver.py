@@ -200,7 +200,8 @@ class ConsoleDriver(LinuxDriver):
         if strainer.answers != before:
             if strainer.answers.complete:
                 self._complete.set()
-            self._loop.call_soon_threadsafe(self._answered, strainer.answers)
+            # By the app's own queue: what runs for it has to know that it does.
+            self._loop.call_soon_threadsafe(self._app.call_later, self._answered, strainer.answers)
         return keys
 
     def _hang_up(self) -> None:

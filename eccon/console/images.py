@@ -11,15 +11,15 @@ from glob import glob
 from pathlib import Path
 from stat import S_ISREG
 from typing import TYPE_CHECKING
-from urllib.parse import unquote
 
+from eccon.console import paths
 from eccon.console.draw.text import Line
 from eccon.prompt import IMAGE_BYTES_MAX, PromptError, image_type, samples
 
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-__all__ = ["complete", "expand", "files", "half_blocks", "thumbnail"]
+__all__ = ["expand", "files", "half_blocks", "thumbnail"]
 
 COUNT_MAX = 64
 SIDE_MAX = 8192
@@ -92,7 +92,7 @@ def _samples() -> list[str]:
 def _paths_of(word: str) -> list[str]:
     """The images of one word. Terminals paste a dropped file as a path or as a file: URL."""
     if word.startswith("file://"):
-        word = unquote(word[7:])
+        word = paths.of_url(word)
     elif _URL.match(word):
         return [word]
     path = Path(word).expanduser()
@@ -116,25 +116,6 @@ def _made_up(width: int, height: int) -> str:
     out = io.BytesIO()
     Image.composite(Image.new("RGB", image.size, a), Image.new("RGB", image.size, b), image).save(out, "PNG")
     return f"data:image/png;base64,{b64encode(out.getvalue()).decode()}"
-
-
-def complete(text: str) -> str | None:
-    """`text` with its last word completed as a path; None when there is nothing to add."""
-    head, _, word = text.rpartition(" ")
-    if not word or "://" in word or word.startswith(("samples", "new:")):
-        return None
-    path = Path(word).expanduser()
-    parent = path if word.endswith("/") else path.parent
-    start = "" if word.endswith("/") else path.name
-    try:
-        names = sorted(
-            p.name + ("/" if p.is_dir() else "") for p in parent.iterdir() if p.name.startswith(start)
-        )
-    except OSError:
-        return None
-    if not names or names[0] == start:
-        return None
-    return f"{head} {word}{names[0][len(start) :]}".lstrip()
 
 
 def thumbnail(image: str) -> "Image | None":

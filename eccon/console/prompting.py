@@ -8,7 +8,7 @@ import shlex
 import time
 import uuid
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from eccon import prompt
@@ -19,6 +19,7 @@ __all__ = ["Draft", "Run", "as_curl", "as_python", "load_of", "load_text", "send
 LOAD_MAX = 256
 REPEAT_MAX = 10_000
 SECONDS_MAX = 3600.0
+BODY_END = "END_OF_BODY"
 _LOAD = re.compile(r"(\d{1,9})(s?|m)(?:x(\d{1,9}))?")
 
 
@@ -81,27 +82,33 @@ class Run:
     took: list[float] = field(default_factory=list)
     tokens: int = 0
     error: str = ""
-    over: bool = False
+    ended: float | None = None
+    stopped: bool = False
+    """Whether it was ended before its time."""
 
-    def seconds(self) -> float:
-        """How long the run has lasted, or did."""
-        return sum(self.took[:1]) if self.total == 1 and self.took else time.monotonic() - self.started
+    @property
+    def over(self) -> bool:
+        """Whether nothing more comes."""
+        return self.ended is not None
+
+    def end(self) -> None:
+        """Nothing more comes."""
+        if self.ended is None:
+            self.ended = time.monotonic()
+
+    def lasted(self) -> float:
+        """Seconds from the beginning to the end, or to now."""
+        return (time.monotonic() if self.ended is None else self.ended) - self.started
 
 
 def build(draft: Draft) -> bytes:
     """The request's body. Raises PromptError."""
+    return _build(draft, _extra(draft))
+
+
+def _build(draft: Draft, extra: Mapping[str, Any]) -> bytes:
     from eccon.console.images import expand  # noqa: PLC0415  loaded when wanted
 
-    extra: Mapping[str, Any] = {}
-    if draft.extra.strip():
-        try:
-            extra = json.loads(draft.extra)
-        except ValueError as e:
-            msg = f"extra: {e}"
-            raise prompt.PromptError(msg) from e
-        if not isinstance(extra, dict):
-            msg = 'extra: not a JSON object like {"temperature": 0}'
-            raise prompt.PromptError(msg)
     return prompt.build(
         draft.model,
         draft.text,
@@ -112,6 +119,20 @@ def build(draft: Draft) -> bytes:
     )
 
 
+def _extra(draft: Draft) -> dict[str, Any]:
+    if not draft.extra.strip():
+        return {}
+    try:
+        extra = json.loads(draft.extra)
+    except ValueError as e:
+        msg = f"extra: {e}"
+        raise prompt.PromptError(msg) from e
+    if not isinstance(extra, dict):
+        msg = 'extra: not a JSON object like {"temperature": 0}'
+        raise prompt.PromptError(msg)
+    return extra
+
+
 async def send(link: Source, draft: Draft, run: Run, changed: Callable[[], None]) -> None:
     """Sends the draft as often as it says; `changed` is called when `run` is another.
 
@@ -119,6 +140,7 @@ async def send(link: Source, draft: Draft, run: Run, changed: Callable[[], None]
         PromptError: the draft makes no request.
     """
     body = await asyncio.to_thread(build, draft)
+    run.started = time.monotonic()
     numbers = iter(range(draft.repeat)) if not draft.seconds else itertools.count()
     end = time.monotonic() + draft.seconds if draft.seconds else None
 
@@ -131,7 +153,7 @@ async def send(link: Source, draft: Draft, run: Run, changed: Callable[[], None]
     try:
         await asyncio.gather(*(lane() for _ in range(draft.at_once)))
     finally:
-        run.over = True
+        run.end()
         changed()
 
 
@@ -168,24 +190,37 @@ def new_run(draft: Draft) -> Run:
 
 
 def as_curl(draft: Draft, url: str) -> str:
-    """The draft as a curl line. Raises PromptError."""
+    """The draft as a curl command, its body by stdin: images make it longer than an argument may be.
+
+    Raises:
+        PromptError: the draft makes no request.
+    """
     body = build(draft).decode()
+    end = f"END_OF_{uuid.uuid4().hex[:8]}" if BODY_END in body else BODY_END
     return (
         f"curl -sSN {shlex.quote(url.rstrip('/') + '/v1/chat/completions')} "
-        f"-H 'Content-Type: application/json' -d {shlex.quote(body)}"
+        f"-H 'Content-Type: application/json' --data-binary @- <<'{end}'\n{body}\n{end}\n"
     )
 
 
 def as_python(draft: Draft, url: str) -> str:
     """The draft as a Python script for the openai client. Raises PromptError."""
-    body = json.loads(build(draft))
+    extra = _extra(draft)
+    stream = bool(extra.pop("stream", draft.stream))  # the client has to know it
+    body = json.loads(_build(replace(draft, stream=stream), {}))
+    arguments = ", ".join(f"{name}={value!r}" for name, value in body.items())
+    if extra:
+        arguments += f", extra_body={extra!r}"  # vLLM has parameters that the client does not know
     return (
         "from openai import OpenAI\n\n"
         f"client = OpenAI(base_url={url.rstrip('/') + '/v1'!r}, api_key='none')\n"
-        f"answer = client.chat.completions.create(**{body!r})\n"
+        f"answer = client.chat.completions.create({arguments})\n"
         + (
-            "for chunk in answer:\n    print(chunk)\n"
-            if draft.stream
+            "for chunk in answer:\n"
+            "    for choice in chunk.choices:\n"
+            "        print(choice.delta.content or '', end='', flush=True)\n"
+            "print()\n"
+            if stream
             else "print(answer.choices[0].message.content)\n"
         )
     )

@@ -10,8 +10,10 @@ from pathlib import Path
 import psutil
 import pytest
 from PIL import Image
+from textual.events import Paste
 from textual.widgets import Input
 
+from eccon.console import images
 from eccon.console.app import ConsoleApp
 from eccon.console.screens.prompt import Prompt
 from eccon.console.widgets.previews import Previews
@@ -235,3 +237,35 @@ async def test_what_is_no_image_is_named(daemon: FakeDaemon, tmp_path: Path) -> 
         app.screen.query_one("#images", Input).value = f"'{tmp_path}/b[x].png' {samples()[0]}"
         await until(lambda: "b[x].png" in app.screen.query_one(Previews).text)
         await until(lambda: "▀" in app.screen.query_one(Previews).text)
+
+
+async def test_files_are_dropped_one_after_another(daemon: FakeDaemon, tmp_path: Path) -> None:
+    for name in ("a b.png", "c.png"):
+        Image.new("RGB", (8, 8), "red").save(tmp_path / name)
+    app = ConsoleApp(daemon.socket)
+    async with app.run_test(size=(120, 40)) as pilot:
+        await until(lambda: bool(app.state.processes))
+        await pilot.press("p")
+        await until(lambda: isinstance(app.screen, Prompt))
+        field = app.screen.query_one("#images", Input)
+        field.value = ""
+        field.focus()
+        for text in (
+            f"{tmp_path}/a b.png\n",
+            f"file://{tmp_path}/a%20b.png",
+            f"{tmp_path}/c.png\r\nsamples:1",
+        ):
+            app.post_message(Paste(text))
+        await until(lambda: field.value.endswith("samples:1 "))
+        assert images.expand(field.value) == [
+            f"{tmp_path}/a b.png",
+            f"{tmp_path}/a b.png",
+            f"{tmp_path}/c.png",
+            str(samples()[0]),
+        ]
+        await until(lambda: "▀" in app.screen.query_one(Previews).text)
+        field.value = f"{tmp_path}/a"
+        field.cursor_position = len(field.value)
+        await until(lambda: field._suggestion.endswith("a\\ b.png"))
+        await pilot.press("right")
+        assert field.value == f"{tmp_path}/a\\ b.png"

@@ -1,25 +1,26 @@
 """The test prompt: fields above, the answer below as it streams, and what became of each image."""
 
+import asyncio
 import time
 from typing import TYPE_CHECKING, ClassVar, cast
 
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import Horizontal, Vertical
-from textual.events import Resize
+from textual.events import Paste, Resize
 from textual.screen import ModalScreen
 from textual.suggester import Suggester
 from textual.timer import Timer
 from textual.widgets import Input
 
-from eccon.console import images, prompting
+from eccon.console import paths, prompting
 from eccon.console.draw import figures
 from eccon.console.draw.text import Line, clean, clean_lines, fit, fit_line, wrap
 from eccon.console.prompting import Draft, Run
 from eccon.console.screens.dialogs import LineInput
 from eccon.console.screens.steady import SteadySize
 from eccon.console.widgets.lines import Lines
-from eccon.console.widgets.previews import COUNT_MAX, Previews
+from eccon.console.widgets.previews import Previews
 from eccon.console.widgets.rows import Rows
 from eccon.model import Trace
 from eccon.prompt import PromptError, image_reports
@@ -40,8 +41,8 @@ FIELDS = (
 )
 SAMPLE_STEPS = ("samples:1", "samples:2", "samples:4", "samples", "")
 FRAME_S = 0.25
-PREVIEW_ROWS = (3, 5)
-"""Lines of the previews; the larger ones where the terminal has room for them."""
+PREVIEW_ROWS = (0, 3, 5)
+"""Lines of the previews: as many as a small, a middling and a large terminal have room for."""
 
 
 class _Paths(Suggester):
@@ -51,7 +52,20 @@ class _Paths(Suggester):
         super().__init__(use_cache=False, case_sensitive=True)
 
     async def get_suggestion(self, value: str) -> str | None:
-        return images.complete(value)
+        return await asyncio.to_thread(paths.complete, value)
+
+
+class _Images(LineInput):
+    """Takes dropped files, which terminals paste, as words beside those that are there."""
+
+    def take_paste(self, event: Paste) -> None:
+        text = paths.pasted(event.text)
+        if paths.is_drop(text):
+            before = self.value[: self.cursor_position]
+            text = f"{' ' if before and not before[-1].isspace() else ''}{text} "
+        super().take_paste(Paste(text))
+        event.stop()
+        event.prevent_default()
 
 
 class Prompt(SteadySize, ModalScreen[None]):
@@ -103,13 +117,17 @@ class Prompt(SteadySize, ModalScreen[None]):
             for name, _ in FIELDS:
                 with Horizontal(classes="field"):
                     yield Lines(id=f"l-{name}")
-                    yield LineInput(
-                        values[name],
-                        placeholder=hints.get(name, ""),
-                        id=name,
-                        suggester=_Paths() if name == "images" else None,
-                        select_on_focus=False,
-                    )
+                    hint = hints.get(name, "")
+                    if name == "images":
+                        yield _Images(
+                            values[name],
+                            placeholder=hint,
+                            id=name,
+                            suggester=_Paths(),
+                            select_on_focus=False,
+                        )
+                    else:
+                        yield LineInput(values[name], placeholder=hint, id=name, select_on_focus=False)
             yield Previews(id="thumbs")
             yield Rows(document=True, id="answer")
             yield Lines(id="prompt-keys")
@@ -183,7 +201,8 @@ class Prompt(SteadySize, ModalScreen[None]):
             await prompting.send(self.console_app.link, draft, run, self._changed)
         except PromptError as e:
             self.problem = str(e)
-            run.over = True
+            if self.run is run:
+                self.run = None  # nothing was sent
             self.draw()
 
     def _changed(self) -> None:
@@ -240,15 +259,9 @@ class Prompt(SteadySize, ModalScreen[None]):
         return fit_line([*line, (last[0], "key"), (f" {last[1]}", "hint")], width)
 
     def _draw_previews(self) -> None:
-        previews = self.query_one("#thumbs", Previews)
-        names: list[str] = []
-        rows = columns = 0
-        if self.console_app.previews and self.size.height >= 28:
-            names = images.files(self.query_one("#images", Input).value)[:COUNT_MAX]
-            room = previews.size.width // max(len(names), 1) - 1
-            rows = PREVIEW_ROWS[self.size.height >= 40 and room >= PREVIEW_ROWS[1] * 8 // 3]
-            columns = rows * 8 // 3
-        previews.put(names, columns, rows)
+        height = self.size.height if self.console_app.previews else 0
+        rows = PREVIEW_ROWS[(height >= 28) + (height >= 40)]
+        self.query_one("#thumbs", Previews).put(self.query_one("#images", Input).value, rows)
 
     def _answer(self, width: int) -> list[Line]:
         run = self.run
@@ -283,19 +296,18 @@ class Prompt(SteadySize, ModalScreen[None]):
         return lines
 
     def _summary(self, run: Run, width: int) -> Line:
-        line: Line = [("● " if run.over and not run.failed else "✗ " if run.failed else "◐ ", "text")]
-        line[0] = (line[0][0], "ok" if run.over and not run.failed else "bad" if run.failed else "busy")
-        line.append((run.request_id, "title"))
+        mark, tone = ("✗ ", "bad") if run.failed else ("○ ", "warn") if run.stopped else ("● ", "ok")
+        line: Line = [(mark, tone) if run.over or run.failed else ("◐ ", "busy"), (run.request_id, "title")]
         if run.total != 1:
             line.append((f"  {run.done}{f'/{run.total}' if run.total else ''} answered", "text"))
             if run.failed:
                 line.append((f"  {run.failed} failed", "error"))
         if run.first_bytes:
             ordered = sorted(run.first_bytes)
-            middle = ordered[len(ordered) // 2]
-            label = "first byte" if run.total == 1 else "first byte p50"
-            line.append((f"  {label} {figures.seconds(middle)} s", "dim"))
-        seconds = run.seconds() if run.over or run.total == 1 else time.monotonic() - run.started
+            middle, late = (figures.seconds(ordered[len(ordered) * n // 100]) for n in (50, 99))
+            said = f"TTFT {middle} s" if run.total == 1 else f"TTFT p50/p99 {middle}/{late} s"
+            line.append((f"  {said}", "dim"))
+        seconds = run.lasted()
         if run.over:
             line.append((f"  total {figures.seconds(seconds)} s", "dim"))
         if run.tokens and seconds:
@@ -308,7 +320,8 @@ class Prompt(SteadySize, ModalScreen[None]):
         """Ends a request under way (the connection is closed, so servers abort), else closes."""
         if self.run is not None and not self.run.over:
             self.workers.cancel_group(self, "prompt")
-            self.run.over = True
+            self.run.stopped = True
+            self.run.end()
             self.run.error = "ended by you"
             self.draw()
         else:

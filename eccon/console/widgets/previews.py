@@ -18,9 +18,15 @@ if TYPE_CHECKING:
     from eccon.console.pictures.answers import Answers
     from eccon.console.pictures.gallery import Gallery, Key
 
-__all__ = ["COUNT_MAX", "Previews"]
+__all__ = ["Previews"]
 
 COUNT_MAX = 8
+
+ROWS = 3
+"""Lines of a preview where there is no room for more beside the others."""
+
+WIDE = 8 / 3
+"""Columns of a preview for each of its lines: pictures are about 4:3, cells twice as high as wide."""
 
 
 class Previews(Lines):
@@ -28,6 +34,9 @@ class Previews(Lines):
 
     def __init__(self, **kwargs: Any) -> None:
         super().__init__(**kwargs)
+        self.loading = False
+        """Whether files are still being read."""
+        self._wanted = ("", 0, 0)
         self._names: list[str] = []
         self._columns = self._rows = 0
         self._thumbnails: dict[str, Image | None] = {}
@@ -66,35 +75,41 @@ class Previews(Lines):
             self._asked_at = self.app.size
             self._answered(driver.ask(self._answered))
 
-    @property
-    def loading(self) -> bool:
-        """Whether a file is still being read."""
-        return any(name not in self._thumbnails for name in self._names)
+    def put(self, text: str, rows: int) -> None:
+        """Shows the files that a field of the prompt means, in at most so many lines; 0: none.
 
-    def put(self, names: list[str], columns: int, rows: int) -> None:
-        """Shows these files in at most so many cells each; with the same as before nothing happens."""
-        names = names[:COUNT_MAX] if rows else []
-        if (names, columns, rows) == (self._names, self._columns, self._rows):
-            return
-        self._names, self._columns, self._rows = names, columns, rows
+        With the same as before nothing happens.
+        """
+        wanted = text, rows, self.size.width
+        if wanted != self._wanted:
+            self._wanted = wanted
+            self._reload()
+
+    def _reload(self) -> None:
+        self.loading = True
+        self.run_worker(self._load(*self._wanted), group="previews", exclusive=True)
+
+    async def _load(self, text: str, most: int, width: int) -> None:
+        names = (await asyncio.to_thread(images.files, text))[:COUNT_MAX] if most else []
+        rows = most if width // max(len(names), 1) > most * WIDE else min(most, ROWS)
+        self._names, self._columns, self._rows = names, int(rows * WIDE), rows
         self.styles.height = rows if names else 0
         self._thumbnails = {name: self._thumbnails[name] for name in names if name in self._thumbnails}
         self._draw()
-        self._reload()
-
-    def _reload(self) -> None:
-        self.run_worker(self._load(self._names), group="previews", exclusive=True)
-
-    async def _load(self, names: list[str]) -> None:
         for name in dict.fromkeys(names):
-            thumbnail = await asyncio.to_thread(images.thumbnail, name)
-            if self._gallery is not None and thumbnail is not self._thumbnails.get(name, thumbnail):
-                self._write(self._gallery.keep({k for k in self._kept if k[0] != name}))
-            self._thumbnails[name] = thumbnail
-            key = name, self._columns, self._rows
-            if self._gallery is not None and thumbnail is not None and self._gallery.get(key) is None:
-                self._gallery.put(key, await asyncio.to_thread(self._gallery.made, key, thumbnail))
+            await self._read(name)
             self._draw()
+        self.loading = False
+
+    async def _read(self, name: str) -> None:
+        thumbnail = await asyncio.to_thread(images.thumbnail, name)
+        gallery = self._gallery
+        if gallery is not None and thumbnail is not self._thumbnails.get(name, thumbnail):
+            self._write(gallery.keep({k for k in self._kept if k[0] != name}))  # the file is another one now
+        self._thumbnails[name] = thumbnail
+        key = name, self._columns, self._rows
+        if gallery is not None and thumbnail is not None and gallery.get(key) is None:
+            gallery.put(key, await asyncio.to_thread(gallery.made, key, thumbnail))
 
     def _answered(self, answers: "Answers") -> None:
         """The terminal has said something: pictures take the place of half blocks, or are of another size."""
