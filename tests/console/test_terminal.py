@@ -173,6 +173,21 @@ def test_ctrl_c_asks_and_a_second_one_leaves_and_nothing_is_stopped() -> None:
         assert not any(r.startswith(("POST", "DELETE")) for r in daemon.requests)
 
 
+def test_the_mouse_is_given_back_and_the_screen_is_sent_again() -> None:
+    with running(states.busy()) as daemon, open_console(daemon.socket) as terminal:
+        shown(terminal)
+        for ends_with, says in ((b"l", "select as usual"), (b"h", "is the console's")):
+            terminal.press("M")
+            terminal.until(says)
+            last = terminal.output[terminal.output.rfind(b"\x1b[?1000") :]
+            assert last.startswith(b"\x1b[?1000" + ends_with)
+        terminal.screen.reset()
+        assert "encoder-1" not in terminal.text
+        terminal.press("\x0c")
+        shown(terminal)
+        terminal.until("leave")
+
+
 def test_leaving_may_stop_the_servers() -> None:
     with running(states.busy()) as daemon, open_console(daemon.socket, "ask") as terminal:
         shown(terminal)
