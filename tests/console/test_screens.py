@@ -15,6 +15,7 @@ from textual.pilot import Pilot
 from textual.widgets import Input
 
 from eccon.console.app import ConsoleApp
+from eccon.console.prompting import new_run
 from eccon.console.screens.base import ConsoleScreen
 from eccon.console.screens.charts import Charts
 from eccon.console.screens.detail import Detail
@@ -358,6 +359,23 @@ async def test_a_load_is_counted(daemon: FakeDaemon) -> None:
         await until(lambda: "the PD is down [/]" in screen_text(app))
         await press(pilot, "escape")
         assert isinstance(app.screen, Overview)
+
+
+async def test_the_waterfall_of_what_was_sent_is_a_key_away_at_any_size(daemon: FakeDaemon) -> None:
+    async with watching(daemon, (80, 24)) as (app, pilot):
+        await press(pilot, "p")
+        prompt = app.screen
+        assert isinstance(prompt, Prompt)
+        assert "waterfall" not in screen_text(app)
+        prompt.run = new_run(prompt.draft())
+        prompt.run.request_id = "req-beef"
+        prompt.run.ended = prompt.run.started + 6.4
+        prompt.draw()
+        await until(lambda: "^w waterfall" in screen_text(app))
+        await press(pilot, "ctrl+w")
+        screen = app.screen
+        assert isinstance(screen, TraceScreen)
+        assert screen.trace_id == "req-beef"
 
 
 async def test_keys_are_answered_at_once_in_a_large_cluster() -> None:

@@ -88,6 +88,7 @@ class Prompt(SteadySize, ModalScreen[None]):
         self.stream = True
         self.run: Run | None = None
         self.problem = ""
+        self.copied: Line = []
         self._timer: Timer | None = None
         self._past: int | None = None
 
@@ -181,7 +182,7 @@ class Prompt(SteadySize, ModalScreen[None]):
             self.problem = str(e)
             self.draw()
             return
-        self.problem = ""
+        self.problem, self.copied = "", []
         self.run = run
         past = self.console_app.prompts
         if not past or past[-1] != draft:
@@ -243,15 +244,16 @@ class Prompt(SteadySize, ModalScreen[None]):
         last = ("esc", "close")
         room = width - len(" ".join(last))
         line: Line = []
-        for key, word in (
+        keys = [
             ("enter", "send"),
             ("^s", "samples"),
             ("^t", f"stream {'on' if self.stream else 'off'}"),
             ("^y", "curl"),
             ("^o", "Python"),
-            ("^w", "waterfall"),
             ("↑↓", "history"),
-        ):
+        ]
+        keys.insert(5 if self.trace() is None else 1, ("^w", "waterfall"))
+        for key, word in keys:
             room -= len(key) + len(word) + 3
             if room < 0:
                 break
@@ -268,6 +270,8 @@ class Prompt(SteadySize, ModalScreen[None]):
         lines: list[Line] = []
         if self.problem:
             lines += [[(piece, "error")] for piece in wrap(clean(self.problem), width)]
+        if self.copied:
+            lines += [[(piece, tone)] for text, tone in self.copied for piece in wrap(text, width)]
         if run is None:
             return lines
         lines.append(self._summary(run, width))
@@ -293,6 +297,13 @@ class Prompt(SteadySize, ModalScreen[None]):
                         (again, "warn"),
                     ]
                 )
+            if trace.status == 200:
+                seen = {r.item for r in reports}
+                lines += [
+                    [(f"{item + 1:>5} ", "text"), ("the same as an earlier one", "dim")]
+                    for item in range(trace.items)
+                    if item not in seen
+                ]
         return lines
 
     def _summary(self, run: Run, width: int) -> Line:
@@ -348,7 +359,7 @@ class Prompt(SteadySize, ModalScreen[None]):
             self.problem = str(e)
         else:
             self.console_app.copy(text, "Python" if python else "curl")
-            self.problem = "".join(part for part, _ in self.console_app.message)
+            self.problem, self.copied = "", self.console_app.message
         self.draw()
 
     def action_waterfall(self) -> None:
