@@ -2,6 +2,7 @@
 
 import os
 import signal
+import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -9,14 +10,18 @@ from pathlib import Path
 
 import psutil
 import pytest
+from msgspec.structs import replace
 from PIL import Image
 from textual.events import Paste
 from textual.widgets import Input
 
 from eccon.console import images
 from eccon.console.app import ConsoleApp
+from eccon.console.prompting import Run
 from eccon.console.screens.prompt import Prompt
 from eccon.console.widgets.previews import Previews
+from eccon.console.widgets.rows import Rows
+from eccon.model import TraceChanged
 from eccon.prompt import samples
 from tests.console import states
 from tests.console.fake_daemon import FakeDaemon, running
@@ -269,3 +274,27 @@ async def test_files_are_dropped_one_after_another(daemon: FakeDaemon, tmp_path:
         await until(lambda: field._suggestion.endswith("a\\ b.png"))
         await pilot.press("right")
         assert field.value == f"{tmp_path}/a\\ b.png"
+
+
+async def test_a_copy_is_no_fault_and_repeated_images_are_told(
+    daemon: FakeDaemon, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    app = ConsoleApp(daemon.socket)
+    async with app.run_test(size=(120, 40)) as pilot:
+        await until(lambda: bool(app.state.processes))
+        await pilot.press("p")
+        await until(lambda: isinstance(app.screen, Prompt))
+        screen = app.screen
+        assert isinstance(screen, Prompt)
+        await pilot.press("ctrl+y")
+        answer = screen.query_one("#answer", Rows)
+        await until(lambda: "curl: " in answer.text)
+        assert (screen.problem, screen.copied[0][1]) == ("", "ok")
+        screen.run = Run("console-abc", 1)
+        screen.run.end()
+        trace = replace(states.trace_of(77, time.time(), images=2), id="console-abc", items=3)
+        daemon.change(TraceChanged(seq=900, trace=trace))
+        await until(lambda: app.trace("console-abc") is not None)
+        screen.draw()
+        await until(lambda: "3 the same as an earlier one" in answer.text)

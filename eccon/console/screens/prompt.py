@@ -179,7 +179,7 @@ class Prompt(SteadySize, ModalScreen[None]):
             draft = self.draft()
             run = prompting.new_run(draft)
         except PromptError as e:
-            self.problem = str(e)
+            self.problem, self.copied = str(e), []
             self.draw()
             return
         self.problem, self.copied = "", []
@@ -201,7 +201,7 @@ class Prompt(SteadySize, ModalScreen[None]):
         try:
             await prompting.send(self.console_app.link, draft, run, self._changed)
         except PromptError as e:
-            self.problem = str(e)
+            self.problem, self.copied = str(e), []
             if self.run is run:
                 self.run = None  # nothing was sent
             self.draw()
@@ -356,7 +356,7 @@ class Prompt(SteadySize, ModalScreen[None]):
         try:
             text = prompting.as_python(self.draft(), url) if python else prompting.as_curl(self.draft(), url)
         except PromptError as e:
-            self.problem = str(e)
+            self.problem, self.copied = str(e), []
         else:
             self.console_app.copy(text, "Python" if python else "curl")
             self.problem, self.copied = "", self.console_app.message
