@@ -378,6 +378,22 @@ async def test_the_waterfall_of_what_was_sent_is_a_key_away_at_any_size(daemon: 
         assert screen.trace_id == "req-beef"
 
 
+async def test_the_footers_keys_are_clicked(daemon: FakeDaemon) -> None:
+    async with watching(daemon) as (app, pilot):
+        footer = app.screen.query_one("#footer", Lines)
+        at = footer.text.index("t traces")
+        await pilot.click("#footer", offset=(at - 1, 0))  # between two keys
+        assert isinstance(app.screen, Overview)
+        await pilot.click("#footer", offset=(at + 4, 0))
+        await until(lambda: isinstance(app.screen, Traces))
+        await until(lambda: "esc back" in app.screen.query_one("#footer", Lines).text)
+        line = app.screen.query_one("#footer", Lines).text
+        await pilot.click("#footer", offset=(line.index("esc back"), 0))
+        await until(lambda: isinstance(app.screen, Overview))
+        await pilot.click("#footer", offset=(footer.text.index("q leave"), 0))
+        await until(lambda: isinstance(app.screen, Choice))
+
+
 async def test_keys_are_answered_at_once_in_a_large_cluster() -> None:
     with running(states.many(64, 1000)) as fake:
         async with watching(fake, (160, 45)) as (app, _):

@@ -6,13 +6,13 @@ from typing import TYPE_CHECKING, ClassVar, cast
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import Vertical
-from textual.events import Key, Resize
+from textual.events import Click, Key, Resize
 from textual.screen import Screen
 from textual.widget import Widget
 
 from eccon.console import actions
 from eccon.console.draw.header import header, headers
-from eccon.console.draw.keys import keys_line
+from eccon.console.draw.keys import key_at, keys_line
 from eccon.console.draw.shape import LEAST_HEIGHT, LEAST_WIDTH, Shape
 from eccon.console.draw.text import Line, fit_line
 from eccon.console.screens.steady import SteadySize
@@ -129,6 +129,15 @@ class ConsoleScreen(SteadySize, Screen[None]):
         if app.message:
             return fit_line([(" ", "text"), *app.message], width)
         return keys_line(self.footer_actions(), app.settings.keys, width)
+
+    def on_click(self, event: Click) -> None:
+        """A key that the footer names is pressed by the mouse too."""
+        app = self.console_app
+        if event.widget is None or event.widget.id != "footer" or app.message:
+            return
+        event.stop()
+        if name := key_at(self.footer_actions(), app.settings.keys, self.size.width, event.x):
+            app.act(name)
 
     def footer_actions(self) -> Iterable[actions.Action]:
         """What the footer names."""
