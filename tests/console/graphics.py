@@ -169,7 +169,7 @@ class GraphicsTerminal(Terminal):
                 cell = self.screen.buffer[y][x]
                 if cell.data.startswith("\U0010eeee"):
                     row, column, high = (DIACRITICS.index(c) for c in cell.data[1:])
-                    out[y, x] = (high << 24 | colours.index(cell.fg), row, column)
+                    out[y, x] = (high << 24 | colours.index(cell.fg, 16), row, column)
         return out
 
 

@@ -83,7 +83,8 @@ KITTY, SIXEL = Answers("kitty(0.35.2)", complete=True), Answers("", frozenset({4
         ("auto", {}, Answers("Konsole 24.1", frozenset({4}), (8, 15), complete=True), "sixel"),
         ("auto", {}, SIXEL, "sixel"),
         ("auto", {}, Answers("", frozenset({4}), None, complete=True), "blocks"),
-        ("auto", {"TMUX": "/x"}, KITTY, "blocks"),
+        ("auto", {"TMUX": "/x"}, KITTY, "kitty"),  # as tmux told of the terminal around it
+        ("auto", {"TMUX": "/x"}, Answers("WezTerm 2024", complete=True), "blocks"),
         ("auto", {"TERM": "screen-256color"}, SIXEL, "blocks"),
         ("kitty", {"TMUX": "/x"}, Answers(), "kitty"),
         ("iterm", {"TMUX": "/x"}, Answers(), "blocks"),

@@ -2,6 +2,8 @@
 
 import os
 import signal
+import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -26,7 +28,7 @@ from eccon.prompt import samples
 from tests.console import states
 from tests.console.fake_daemon import FakeDaemon, running
 from tests.console.graphics import ATTRIBUTES, CELL, KITTY, NAME, SIXEL, GraphicsTerminal
-from tests.console.terminal import open_console_on
+from tests.console.terminal import MAIN, open_console_on
 from tests.console.test_screens import until
 
 NAMES = [p.name for p in samples()]
@@ -163,18 +165,14 @@ def test_iterm_gets_files() -> None:
 
 
 @pytest.mark.parametrize(
-    ("answers", "env"),
-    [
-        ({}, {}),
-        ({ATTRIBUTES: b"\x1b[?62;4c"}, {}),  # sixel, but nobody says how large a cell is
-        (KITTY, {"TMUX": "/tmp/none,1,0", "TERM": "tmux-256color"}),
-    ],
-    ids=["silent", "no size", "tmux"],
+    "answers",
+    [{}, {ATTRIBUTES: b"\x1b[?62;4c"}],  # sixel, but nobody says how large a cell is
+    ids=["silent", "no size"],
 )
-def test_half_blocks_elsewhere(answers: dict[bytes, bytes], env: dict[str, str]) -> None:
-    with prompting(answers, env=env) as terminal:
+def test_half_blocks_elsewhere(answers: dict[bytes, bytes]) -> None:
+    with prompting(answers) as terminal:
         terminal.until(lambda: terminal.text.count("▀") > 150)
-        assert bool(terminal.asked) is not bool(env)
+        assert ATTRIBUTES in terminal.asked
         terminal.settle()
         assert terminal.pictures.sent == 0
         began = time.monotonic()
@@ -183,6 +181,45 @@ def test_half_blocks_elsewhere(answers: dict[bytes, bytes], env: dict[str, str])
         terminal.press("q")
         assert terminal.wait() == 0
         assert terminal.restored()
+
+
+@pytest.mark.parametrize("allowed", [True, False])
+def test_through_a_real_tmux(tmp_path: Path, allowed: bool) -> None:
+    config, main = tmp_path / "tmux.conf", tmp_path / "main.py"
+    config.write_text(f"set -g allow-passthrough {'on' if allowed else 'off'}\nset -g status off\n")
+    main.write_text(MAIN)
+    with running(states.busy()) as daemon:
+        env = {k: v for k, v in os.environ.items() if k not in ("TMUX", "TMUX_PANE", "NO_COLOR")}
+        env |= {"TERM": "xterm-256color", "LANG": "C.UTF-8", "COLORTERM": "truecolor", "HOME": str(tmp_path)}
+        server = ["tmux", "-S", str(daemon.socket.with_name("tmux"))]
+        console = [sys.executable, str(main), str(daemon.socket)]
+        terminal = GraphicsTerminal([*server, "-f", str(config), "new-session", *console], env, 100, 32)
+        terminal.answers = KITTY
+        try:
+            terminal.until("encoder-1")
+            terminal.press("p")
+            if allowed:
+                terminal.until(lambda: len(terminal.pictures.kept) == len(NAMES))
+                terminal.until(lambda: len(terminal.placeholders()) > 100)
+                assert {n for n, _, _ in terminal.placeholders().values()} == set(terminal.pictures.kept)
+                for number, kept in terminal.pictures.kept.items():
+                    assert kept.whole, number
+                leave(terminal)
+                terminal.until(lambda: not terminal.pictures.kept)
+            else:
+                terminal.until(lambda: terminal.text.count("▀") > 150)
+                terminal.settle()
+                assert terminal.pictures.sent == 0
+            terminal.press("\x1b" if not allowed else "")
+            terminal.until(lambda: "Test prompt" not in terminal.text)
+            terminal.press("q")
+            assert terminal.wait() == 0
+        finally:
+            subprocess.run([*server, "kill-server"], capture_output=True)
+            if terminal.process.poll() is None:
+                terminal.process.kill()
+            terminal.process.wait(10)
+            terminal.hang_up()
 
 
 def test_late_and_broken_answers_are_not_typed() -> None:

@@ -20,6 +20,9 @@ Key: TypeAlias = tuple[str, int, int]
 CELL = (10, 20)
 """Pixels of a cell where the terminal scales the picture to the cells, so that it does not matter much."""
 
+LOW = 16
+"""The low byte of the first id, which is a colour: the first sixteen have codes of their own."""
+
 SIDE_MAX = 256
 """Pixels of a side, at most, where the terminal scales the picture."""
 
@@ -67,6 +70,11 @@ class Gallery:
         return choose(self._setting, self._environ, self._answers)
 
     @property
+    def asks_tmux(self) -> bool:
+        """Whether what tmux knows of the terminal around it would matter."""
+        return self._setting == "auto" and self._in_tmux
+
+    @property
     def asks(self) -> bool:
         """Whether the terminal's answers would matter."""
         return asks(self._setting, self._environ)
@@ -103,7 +111,7 @@ class Gallery:
         if picture is not None and (picture.protocol, picture.cell) != (self.protocol, self._answers.cell):
             return
         if picture is not None and slot is not None:
-            picture.slot, picture.number = slot, self._high | (slot + 1)
+            picture.slot, picture.number = slot, self._high | (slot + LOW)
             self._slots[slot] = picture
             self._next = slot + 1
             self.changed.add(slot)

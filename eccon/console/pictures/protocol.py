@@ -26,8 +26,8 @@ def in_multiplexer(environ: Mapping[str, str]) -> bool:
 def asks(setting: Setting, environ: Mapping[str, str]) -> bool:
     """Whether the terminal's answers would matter.
 
-    tmux answers for itself: it says "sixel" whatever the terminal around it can draw, so what it says
-    does not count. The Linux console draws no pictures.
+    tmux answers for itself: it says "sixel" whatever the terminal around it can draw, so it is not asked
+    this way. The Linux console draws no pictures.
     """
     if setting == "auto":
         return not in_multiplexer(environ) and environ.get("TERM") != "linux"
@@ -46,11 +46,13 @@ def choose(setting: Setting, environ: Mapping[str, str], answers: Answers) -> Pr
         return "blocks"
     if setting != "auto":
         return setting
-    if not answers.complete or not asks(setting, environ):
+    if not answers.complete:
         return "blocks"
     name = answers.name.lower() or _name_from(environ)
     if name.startswith("ghostty") or (name.startswith("kitty") and _version(name) >= KITTY_SINCE):
         return "kitty"
+    if in_multiplexer(environ):
+        return "blocks"
     if name.startswith(("iterm2", "wezterm")):
         return "iterm"
     return "sixel" if SIXEL in answers.attributes and answers.cell is not None else "blocks"

@@ -70,10 +70,18 @@ class Previews(Lines):
             self._ask()
 
     def _ask(self) -> None:
+        if self._gallery is not None and self._gallery.asks_tmux:
+            self.run_worker(self._ask_tmux(), group="tmux", exclusive=True)
         driver = self.app._driver
         if self._gallery is not None and self._gallery.asks and isinstance(driver, ConsoleDriver):
             self._asked_at = self.app.size
             self._answered(driver.ask(self._answered))
+
+    async def _ask_tmux(self) -> None:
+        from eccon.console.pictures.tmux import around  # noqa: PLC0415  only there
+
+        self._asked_at = self.app.size
+        self._answered(await around(self.console_app.environ))
 
     def put(self, text: str, rows: int) -> None:
         """Shows the files that a field of the prompt means, in at most so many lines; 0: none.
