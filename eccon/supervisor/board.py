@@ -95,8 +95,8 @@ class Board:
 
     @property
     def alarms(self) -> tuple[Alarm, ...]:
-        """Those in force, oldest first."""
-        return tuple(self._alarms.values())
+        """Those in force: critical ones first, then the oldest."""
+        return tuple(sorted(self._alarms.values(), key=lambda a: a.severity != "critical"))
 
     @property
     def events(self) -> tuple[LogEvent, ...]:

@@ -295,6 +295,18 @@ async def test_alarms_are_acknowledged_and_stay_listed(daemon: FakeDaemon) -> No
         await until(lambda: not app.acknowledged)
 
 
+async def test_the_alarm_about_the_chosen_process_is_shown_where_one_has_room(daemon: FakeDaemon) -> None:
+    async with watching(daemon, (80, 24)) as (app, pilot):
+        strip = app.screen.query_one("#alarms", Lines)
+        await until(lambda: "encoder-3: has held" in strip.text)
+        await press(pilot, "exclamation_mark", "exclamation_mark")
+        await until(lambda: "encoder-5: died 3 times" in strip.text)
+        assert "+1" in strip.text
+        assert " l logs " in strip.text
+        await press(pilot, "g")
+        await until(lambda: "encoder-3: has held" in strip.text)
+
+
 async def test_jump_goes_to_a_pane(daemon: FakeDaemon) -> None:
     async with watching(daemon) as (app, pilot):
         await press(pilot, "J", "b")

@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from eccon.config import Supervisor
-from eccon.model import Change, ClusterInfo, ClusterState, Process, Role, State, Trace
+from eccon.model import Alarm, Change, ClusterInfo, ClusterState, Process, Role, State, Trace
 from eccon.signals.milestones import History, Step
 from eccon.supervisor import api, store
 from eccon.supervisor.backoff import Backoff
@@ -107,6 +107,16 @@ async def test_a_closed_board_tells_its_last_word_and_ends() -> None:
     b.log("pd", "last")
     b.close()
     assert [b"last" in data async for _, _, data in stream] == [True]
+
+
+async def test_what_is_critical_stands_before_what_only_warns() -> None:
+    b = board()
+    for key, critical in (("a", False), ("b", True), ("c", False), ("d", True)):
+        b.raise_alarm(
+            Alarm(key=key, subject="pd", text=key, since=0.0, severity="critical" if critical else "warning")
+        )
+    assert [a.key for a in b.snapshot().alarms] == ["b", "d", "a", "c"]
+    b.close()
 
 
 async def test_traces_are_kept_to_a_bound() -> None:

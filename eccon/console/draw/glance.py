@@ -60,8 +60,13 @@ def alarm_keys(keymap: Mapping[str, str]) -> dict[str, str]:
 def alarm_lines(
     alarms: Sequence[Alarm], shape: Shape, now: float, keys: dict[str, str], chosen: str
 ) -> list[Line]:
-    """As many alarms as have room; the last line says how many more there are."""
+    """As many alarms as have room; the last line says how many more there are.
+
+    Where not all have room those about the chosen process come first.
+    """
     room = shape.alarms
+    if len(alarms) > room:
+        alarms = sorted(alarms, key=lambda a: a.subject != chosen)
     more = f" +{len(alarms) - room} " if len(alarms) > room else ""
     lines = [
         events.alarm(a, shape.width - (len(more) if i == room - 1 else 0), now, keys, chosen=chosen)
