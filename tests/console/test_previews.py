@@ -164,13 +164,8 @@ def test_iterm_gets_files() -> None:
         assert not terminal.layer
 
 
-@pytest.mark.parametrize(
-    "answers",
-    [{}, {ATTRIBUTES: b"\x1b[?62;4c"}],  # sixel, but nobody says how large a cell is
-    ids=["silent", "no size"],
-)
-def test_half_blocks_elsewhere(answers: dict[bytes, bytes]) -> None:
-    with prompting(answers) as terminal:
+def test_half_blocks_elsewhere() -> None:
+    with prompting({}) as terminal:
         terminal.until(lambda: terminal.text.count("▀") > 150)
         assert ATTRIBUTES in terminal.asked
         terminal.settle()
@@ -245,27 +240,22 @@ def test_late_and_broken_answers_are_not_typed() -> None:
         assert CELL in terminal.asked
 
 
-@pytest.mark.parametrize(
-    ("setting", "env"),
-    [
-        ("off", {}),
-        ("auto", {"NO_COLOR": "1"}),
-        ("auto", {"ECCON_ASCII": "1"}),
-        ("auto", {"ECCON_LOW_BANDWIDTH": "1"}),
-    ],
-)
-async def test_none_where_none_are_wanted(
-    daemon: FakeDaemon, own_home: Path, setting: str, env: dict[str, str]
-) -> None:
+@pytest.mark.parametrize("name", ["NO_COLOR", "ECCON_ASCII", "ECCON_LOW_BANDWIDTH"])
+def test_none_where_they_would_be_nothing_or_dear(tmp_path: Path, name: str) -> None:
+    assert ConsoleApp(tmp_path / "none", environ={"TERM": "xterm"}).previews
+    assert not ConsoleApp(tmp_path / "none", environ={"TERM": "xterm", name: "1"}).previews
+
+
+async def test_none_where_none_are_wanted(daemon: FakeDaemon, own_home: Path) -> None:
     (own_home / "config" / "eccon").mkdir(parents=True)
-    (own_home / "config" / "eccon" / "console.toml").write_text(f'images = "{setting}"\n')
-    app = ConsoleApp(daemon.socket, environ={"TERM": "xterm", **env})
+    (own_home / "config" / "eccon" / "console.toml").write_text('images = "off"\n')
+    app = ConsoleApp(daemon.socket)
     async with app.run_test(size=(120, 40)) as pilot:
         await until(lambda: bool(app.state.processes))
         await pilot.press("p")
         await until(lambda: isinstance(app.screen, Prompt))
+        await until(lambda: app.screen.query_one("#images", Input).value == "samples")
         await pilot.pause()
-        assert app.screen.query_one("#images", Input).value == "samples"
         assert app.screen.query_one(Previews).size.height == 0
 
 
