@@ -152,12 +152,12 @@ class Board:
             self._cluster = msgspec.structs.replace(self._cluster, **changed)
             self._throttle("", changed.keys() <= QUIET, self._tell_cluster)
 
-    def raise_alarm(self, alarm: Alarm) -> None:
-        """Sets an alarm; one of the same key keeps its begin."""
+    def raise_alarm(self, alarm: Alarm, *, instead_of: str = "") -> None:
+        """Sets an alarm; one of the same key keeps its begin, one of the key `instead_of` ends."""
         before = self._alarms.get(alarm.key)
         if before:
             alarm = msgspec.structs.replace(alarm, since=before.since)
-        if before != alarm:
+        if self._alarms.pop(instead_of, None) or before != alarm:
             self._alarms[alarm.key] = alarm
             self._tell_cluster()
 

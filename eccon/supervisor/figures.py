@@ -10,6 +10,7 @@ from eccon.supervisor.external import External
 from eccon.supervisor.owner import Owner
 from eccon.supervisor.stalls import OutWatch, StallWatch
 from eccon.supervisor.traces import Traces
+from eccon.supervisor.worries import silence
 from eccon_proxy import stall
 from eccon_proxy.schema import EncoderInfo, PDInfo, ProxyState
 
@@ -174,4 +175,4 @@ class Figures:
             help="restart",
             due=due,
         )
-        self.cluster.board.raise_alarm(alarm)
+        self.cluster.board.raise_alarm(alarm, instead_of=silence(subject))

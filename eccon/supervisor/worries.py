@@ -16,7 +16,7 @@ from eccon.model import Alarm, Process, State
 from eccon.supervisor.cluster import Cluster
 from eccon.supervisor.proxylink import ProxyLinkError
 
-__all__ = ["DISK_LOW", "Deaths", "Worries", "of_disk", "of_process", "of_queue"]
+__all__ = ["DISK_LOW", "Deaths", "Worries", "of_disk", "of_process", "of_queue", "silence"]
 
 EVERY_S = 2.0
 PREFIX = "worry:"
@@ -45,6 +45,11 @@ class Deaths(msgspec.Struct):
         while self.at and self.at[0] < now - LOOP_S:
             self.at.popleft()
         return len(self.at)
+
+
+def silence(name: str) -> str:
+    """The key of the alarm about a process that does not answer: who knows better why takes its place."""
+    return f"{PREFIX}stalled:{name}"
 
 
 def of_process(process: Process, deaths: int, now: float, *, told: bool = False) -> Alarm | None:

@@ -116,6 +116,12 @@ async def test_what_is_critical_stands_before_what_only_warns() -> None:
             Alarm(key=key, subject="pd", text=key, since=0.0, severity="critical" if critical else "warning")
         )
     assert [a.key for a in b.snapshot().alarms] == ["b", "d", "a", "c"]
+    stream = b.subscribe()
+    await take(stream, 1)
+    b.raise_alarm(Alarm(key="e", subject="pd", text="why", since=0.0, severity="critical"), instead_of="b")
+    (change,) = await take(stream, 1)
+    assert [a.key for a in b.snapshot().alarms] == ["d", "e", "a", "c"]
+    assert b'"why"' in change[2]
     b.close()
 
 
