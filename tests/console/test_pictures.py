@@ -75,6 +75,8 @@ KITTY, SIXEL = Answers("kitty(0.35.2)", complete=True), Answers("", frozenset({4
         ("auto", {}, KITTY, "kitty"),
         ("auto", {}, Answers("kitty(0.26.5)", complete=True), "blocks"),
         ("auto", {"TERM": "xterm-kitty"}, Answers(complete=True), "kitty"),
+        ("auto", {"TERM": "xterm-kitty", "SSH_CONNECTION": "a"}, Answers(complete=True), "blocks"),
+        ("auto", {"TERM": "xterm-kitty", "SSH_CONNECTION": "a"}, KITTY, "kitty"),
         ("auto", {}, Answers("ghostty 1.1.0", complete=True), "kitty"),
         ("auto", {"KITTY_WINDOW_ID": "1"}, Answers("XTerm(379)", complete=True), "blocks"),
         ("auto", {}, Answers("WezTerm 20240203-110809", frozenset({4}), (8, 15), complete=True), "iterm"),

@@ -59,7 +59,13 @@ def choose(setting: Setting, environ: Mapping[str, str], answers: Answers) -> Pr
 
 
 def _name_from(environ: Mapping[str, str]) -> str:
-    """The terminal's name by its environment, for one that does not tell; ssh hands on TERM, no more."""
+    """The terminal's name by its environment, for one that does not tell.
+
+    Over a link it is not the terminal that is silent but what lies between, as mosh does, which hands no
+    pictures on either.
+    """
+    if environ.get("SSH_CONNECTION") or environ.get("SSH_TTY"):
+        return ""
     term, program = environ.get("TERM", ""), environ.get("TERM_PROGRAM", "")
     if term == "xterm-kitty" or environ.get("KITTY_WINDOW_ID"):
         return "kitty"
