@@ -1,6 +1,7 @@
 """Each action of the table, by its key on each of its screens: what it says it does comes about."""
 
 import asyncio
+import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -270,6 +271,7 @@ async def test_every_key_of_a_screen_does_what_its_action_says(
     cluster = msgspec.structs.replace(state.cluster, config_path=str(config))
     with running(msgspec.structs.replace(state, cluster=cluster)) as daemon:
         daemon.log = [f"INFO line {n}" for n in range(30)]
+        monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))  # where copies are kept
         app = ConsoleApp(daemon.socket)
         async with app.run_test(size=(80, 24)) as pilot:
             stage = Stage(app, pilot, daemon)
