@@ -113,7 +113,7 @@ async def test_a_stuck_encoder_is_seen_and_its_restart_frees_the_requests(shared
 
 async def test_a_stuck_encoder_stays_stalled_over_trials_that_hang(site: Site) -> None:
     """Each trial that hangs is a new failure to the proxy; to an operator it is one long stall."""
-    impatient = "[proxy.settings]\nencode_timeout = 1.0\neject_seconds = 0.2\neject_after = 1\n"
+    impatient = "[proxy.settings]\nencode_timeout = 3.0\neject_seconds = 0.2\neject_after = 1\n"
     site.write(launcher='kind = "sim"', more=impatient, **SIM)  # type: ignore[arg-type]
     await site.up()
     await site.see(lambda s: s.cluster.health == "ok")
