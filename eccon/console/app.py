@@ -33,6 +33,7 @@ from eccon.console.screens.base import ConsoleScreen
 from eccon.console.screens.dialogs import LineInput
 from eccon.console.screens.overview import Overview
 from eccon.console.setup import Setup, setup
+from eccon.console.shortcut import Shortcut
 from eccon.console.source import OF_RECORDINGS, Source
 from eccon.model import Change, ClusterInfo, ClusterState, State, Trace
 
@@ -76,6 +77,7 @@ class ConsoleApp(Deeds, App[int]):
         ready = setup(theme, environ) if ready is None else ready
         self.opening = opening
         self.no_colours, self.low_bandwidth = ready.no_colours, ready.low_bandwidth
+        self.ascii_only = ready.ascii_only
         self.environ = environ
         self._own_filters: list[LineFilter] = []
         if self.no_colours:
@@ -99,6 +101,7 @@ class ConsoleApp(Deeds, App[int]):
                 self.console.color_system
             ]
         self.painter = Painter(system) if opening is None else opening.painter
+        self.shortcut = Shortcut()
         self._covered = opening is not None
         """Whether the terminal shows the first frame, and nothing of ours that is drawn in full yet."""
         self.set_keymap(self.settings.keys)
@@ -233,9 +236,27 @@ class ConsoleApp(Deeds, App[int]):
         with self.batch_update():
             for screen in reversed(self.screen_stack):  # dialogs lie over a screen that still shows
                 if isinstance(screen, ConsoleScreen):
-                    screen.draw()
+                    self._draw(screen)
                     break
         self._schedule_tick()
+
+    def _draw(self, screen: ConsoleScreen) -> None:
+        driver = self._driver
+        if (
+            screen is not self.screen
+            or not isinstance(driver, ConsoleDriver)
+            or driver.busy
+            or self._batch_count > 1
+            or not self._shows
+        ):
+            screen.draw()
+            return
+        self.shortcut.open()
+        try:
+            screen.draw()
+        finally:
+            self.painter.resize(*self.size)
+            self._write(driver, self.shortcut.close(screen, self.painter))
 
     def _schedule_tick(self) -> None:
         """Figures that grow by themselves: each second while something is under way, else with the minute."""
@@ -278,14 +299,7 @@ class ConsoleApp(Deeds, App[int]):
         """Sends what differs from what the terminal shows; one that is behind gets a later frame instead."""
         try:
             driver = self._driver
-            if (
-                renderable is None
-                or self._covered
-                or self._batch_count
-                or not self._running
-                or self._closed
-                or self.is_headless
-            ):
+            if renderable is None or self._batch_count or not self._shows:
                 return
             if not isinstance(renderable, LayoutUpdate | ChopsUpdate) or driver is None:
                 super()._display(screen, renderable)
@@ -293,16 +307,23 @@ class ConsoleApp(Deeds, App[int]):
             if self._behind(driver):
                 return
             self.painter.resize(*self.size)
-            cells = self.painter.paint(renderable)
-            cursor = self.screen.outer_size.clamp_offset(self.cursor_position)
-            if cells or cursor != self._previous_cursor_position:
-                self._previous_cursor_position = cursor
-                self._begin_update()
-                driver.write(f"{cells}\x1b[{cursor.y + 1};{cursor.x + 1}H")
-                self._end_update()
-                driver.flush()
+            self._write(driver, self.painter.paint(renderable))
         finally:
             self.post_display_hook()
+
+    @property
+    def _shows(self) -> bool:
+        """Whether what is drawn goes to the terminal."""
+        return self._running and not (self._covered or self._closed or self.is_headless)
+
+    def _write(self, driver: Driver, cells: str) -> None:
+        cursor = self.screen.outer_size.clamp_offset(self.cursor_position)
+        if cells or cursor != self._previous_cursor_position:
+            self._previous_cursor_position = cursor
+            self._begin_update()
+            driver.write(f"{cells}\x1b[{cursor.y + 1};{cursor.x + 1}H")
+            self._end_update()
+            driver.flush()
 
     def _behind(self, driver: Driver) -> bool:
         if not isinstance(driver, ConsoleDriver):

@@ -18,8 +18,8 @@ __all__ = ["paint"]
 def paint(blocks: Sequence[Block], setup: Setup, painter: Painter, *, boxed: bool) -> str:
     """The bytes that draw these blocks; the painter remembers what is shown."""
     frame = _Frame(setup, boxed=boxed)
-    return "".join(
-        painter.put(y, block.x, frame.plainer(segments))
+    return painter.draw(
+        (y, block.x, painter.cells(frame.plainer(segments)))
         for block in blocks
         for y, segments in enumerate(frame.rows(block), block.y)
     )

@@ -72,6 +72,7 @@ class Opening:
             if signal.getsignal(number) is not signal.SIG_IGN:
                 signal.signal(number, self._leave)
         signal.signal(signal.SIGTSTP, self._stop)
+        signal.signal(signal.SIGWINCH, self._resized)
         return True
 
     def lower(self) -> None:
@@ -110,6 +111,10 @@ class Opening:
         lowering.start()
         lowering.join(DOWN_WITHIN_S)
         os._exit(128 + number)
+
+    def _resized(self, _number: int, _: FrameType | None) -> None:
+        """Terminals cut what does not fit any more: the app is to draw all of it."""
+        self.painter.forget()
 
     def _stop(self, _number: int, _: FrameType | None) -> None:
         self.lower()

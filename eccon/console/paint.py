@@ -4,7 +4,7 @@ Textual repaints regions, and from the left edge of a widget on; a figure that c
 a line costs the line. `Painter` keeps what was sent and writes runs of changed cells instead.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -19,13 +19,16 @@ if TYPE_CHECKING:
 
     from eccon.console.pictures.easel import Easel
 
-__all__ = ["Painter"]
+__all__ = ["Cell", "Codes", "Painter", "Piece", "add_cells"]
 
 Codes: TypeAlias = tuple[str, str, str]
 """Attributes, foreground, background, as SGR parameters."""
 
 Cell: TypeAlias = tuple[str, Codes]
 """A character with the zero-width ones after it; the right half of a wide one is ""."""
+
+Piece: TypeAlias = tuple[int, int, list[Cell]]
+"""Line, column, and the cells from there on."""
 
 GAP = 4
 """Unchanged cells that cost less to send again than to jump over (a jump is about 7 bytes)."""
@@ -58,6 +61,22 @@ def _codes(style: Style | None, system: ColorSystem) -> Codes:
     return attributes, fg or "39", bg or "49"
 
 
+def add_cells(cells: list[Cell], text: str, codes: Codes) -> None:
+    """Appends the cells of a text; what has no width belongs to the cell before."""
+    if text.isascii():
+        cells += [(c, codes) for c in text]
+        return
+    for c in text:
+        width = cell_len(c)
+        if width == 0 and cells:
+            i = -2 if not cells[-1][0] and len(cells) > 1 else -1
+            cells[i] = (cells[i][0] + c, cells[i][1])
+        elif width:
+            cells.append((c, codes))
+            if width == 2:
+                cells.append(("", codes))
+
+
 class Painter:
     """The cells on the screen, and the bytes that turn them into others."""
 
@@ -78,58 +97,54 @@ class Painter:
             self._width = width
             self._screen = [[UNKNOWN] * width for _ in range(height)]
 
-    def put(self, y: int, x: int, segments: "Iterable[Segment]") -> str:
-        """The bytes for a piece of a line; empty when nothing differs."""
-        out: list[str] = []
-        self._line(y, x, self._cells([segments]), out, [None])
-        return "".join(out)
-
     def paint(self, update: "LayoutUpdate | ChopsUpdate") -> str:
         """The bytes for an update of Textual's compositor; empty when nothing differs."""
         from textual._compositor import LayoutUpdate  # noqa: PLC0415  the first frame is drawn without Textual
 
+        if isinstance(update, LayoutUpdate):
+            x, y = update.region.offset
+            return self.draw((y + n, x, self._cells(strips)) for n, strips in enumerate(update.strips))
+        return self.draw(self._changed(update))
+
+    def draw(self, pieces: Iterable[Piece]) -> str:
+        """The bytes for pieces of lines; empty when nothing differs."""
         out: list[str] = []
         pen: list[Codes | None] = [None]
         if self.easel is not None:
             self.easel.begin(self._screen, UNKNOWN)
-        if isinstance(update, LayoutUpdate):
-            for y, strips in enumerate(update.strips, update.region.y):
-                self._line(y, update.region.x, self._cells(strips), out, pen)
-        else:
-            for y, x1, x2 in update.spans:
-                if y >= len(update.chops):
-                    continue
-                ends = update.chop_ends[y]
-                for end, (x, strip) in zip(ends, update.chops[y].items(), strict=False):
-                    if strip is None or x >= x2 or end <= x1:
-                        continue
-                    left, right = max(x, x1), min(end, x2)
-                    self._line(y, left, self._cells([strip.crop(left - x, right - x)]), out, pen)
+        for y, x, cells in pieces:
+            self._line(y, x, cells, out, pen)
         if out:
             out.append("\x1b[m")
         if self.easel is not None:
             out = self.easel.end(out, self._screen)
         return "".join(out)
 
+    def cells(self, segments: Iterable[Segment]) -> list[Cell]:
+        """The cells of a piece of a line."""
+        return self._cells([segments])
+
+    def codes(self, style: Style | None) -> Codes:
+        """A style as this terminal shows it."""
+        return _codes(style, self.system)
+
+    def _changed(self, update: "ChopsUpdate") -> Iterator[Piece]:
+        for y, x1, x2 in update.spans:
+            if y >= len(update.chops):
+                continue
+            ends = update.chop_ends[y]
+            for end, (x, strip) in zip(ends, update.chops[y].items(), strict=False):
+                if strip is None or x >= x2 or end <= x1:
+                    continue
+                left, right = max(x, x1), min(end, x2)
+                yield y, left, self._cells([strip.crop(left - x, right - x)])
+
     def _cells(self, strips: "Iterable[Strip | Iterable[Segment]]") -> list[Cell]:
         cells: list[Cell] = []
         for strip in strips:
             for text, style, control in strip:
-                if control:
-                    continue
-                codes = _codes(style, self.system)
-                if text.isascii():
-                    cells += [(c, codes) for c in text]
-                    continue
-                for c in text:
-                    width = cell_len(c)
-                    if width == 0 and cells:
-                        i = -2 if not cells[-1][0] and len(cells) > 1 else -1
-                        cells[i] = (cells[i][0] + c, cells[i][1])
-                    elif width:
-                        cells.append((c, codes))
-                        if width == 2:
-                            cells.append(("", codes))
+                if not control:
+                    add_cells(cells, text, _codes(style, self.system))
         return cells
 
     def _line(self, y: int, x: int, cells: list[Cell], out: list[str], pen: list[Codes | None]) -> None:

@@ -5,7 +5,7 @@ from typing import ClassVar
 
 from textual.app import ComposeResult
 from textual.binding import BindingType
-from textual.containers import Horizontal, Vertical
+from textual.containers import Horizontal
 from textual.content import Content
 
 from eccon.console.draw import charts, events, flow, glance, processes, traces
@@ -15,6 +15,7 @@ from eccon.console.draw.text import clean, fit_line
 from eccon.console.screens.base import ConsoleScreen, bindings
 from eccon.console.screens.dialogs import Jump
 from eccon.console.widgets.lines import Lines
+from eccon.console.widgets.panel import Panel
 from eccon.console.widgets.rows import Rows
 from eccon.model import Process
 
@@ -40,22 +41,22 @@ class Overview(ConsoleScreen):
         self._letters: dict[str, str] = {}
 
     def body(self) -> ComposeResult:
-        with Vertical(id="p-processes", classes="panel"):
+        with Panel(id="p-processes", classes="panel"):
             yield Rows(id="processes")
         yield Lines(id="detail")
         yield Lines(id="alarms")
         with Horizontal(id="middle"):
             for name in glance.IN_FIRST_ROW:
-                with Vertical(id=f"p-{name}", classes="panel"):
+                with Panel(id=f"p-{name}", classes="panel"):
                     yield Lines(id=name)
         with Horizontal(id="more"):
             for name in glance.IN_SECOND_ROW:
-                with Vertical(id=f"p-{name}", classes="panel"):
+                with Panel(id=f"p-{name}", classes="panel"):
                     yield Lines(id=name)
         with Horizontal(id="bottom"):
-            with Vertical(id="p-traces", classes="panel"):
+            with Panel(id="p-traces", classes="panel"):
                 yield Rows(glance.NO_REQUEST, sticky_top=True, id="traces")
-            with Vertical(id="p-events", classes="panel"):
+            with Panel(id="p-events", classes="panel"):
                 yield Lines(id="events")
 
     def on_mount(self) -> None:
@@ -109,7 +110,7 @@ class Overview(ConsoleScreen):
             title = f"({letter}) {title}"
         if self._titles.get(name) != title:
             self._titles[name] = title
-            self.query_one(f"#p-{name}").border_title = Content(clean(title))
+            self.query_one(f"#p-{name}", Panel).entitle(Content(clean(title)))
 
     def _draw_detail(self, now: float) -> None:
         line = self.query_one("#detail", Lines)

@@ -1,9 +1,8 @@
 """A widget of lines that repaints only those that changed."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
-from rich.cells import cell_len
 from rich.segment import Segment
 from rich.style import Style
 from textual.geometry import Region
@@ -11,10 +10,13 @@ from textual.selection import Selection
 from textual.strip import Strip
 from textual.widget import Widget
 
-from eccon.console.draw.text import Line, plain
+from eccon.console.draw.text import Line, cell_len, plain
+from eccon.console.paint import Cell, Codes, Painter, add_cells
+from eccon.console.plainer import to_ascii
 
 if TYPE_CHECKING:
     from eccon.console.app import ConsoleApp
+    from eccon.console.shortcut import Shortcut
     from eccon.console.themes import Palette
 
 __all__ = ["Lines"]
@@ -37,6 +39,7 @@ class Lines(Widget):
         self._palette: Palette | None = None
         self._faded = False
         self._pens: dict[tuple[str, int, int], Style] = {}
+        self._codes: dict[tuple[str, bool], Codes] = {}
 
     @property
     def console_app(self) -> "ConsoleApp":
@@ -52,20 +55,75 @@ class Lines(Widget):
         """Shows these lines from the top; the one at index `cursor` is the chosen one."""
         old, was = self._lines, self._cursor
         self._lines, self._cursor = list(lines), cursor
+        changed = {y for y, (a, b) in enumerate(zip(old, lines, strict=False)) if a != b}
+        changed.update(range(min(len(old), len(lines)), max(len(old), len(lines))))
+        if cursor != was:
+            changed.update(y for y in (cursor, was) if y >= 0)
+        shortcut: Shortcut | None = getattr(self.app, "shortcut", None)
+        if changed and (shortcut is None or not shortcut.take(self, changed)):
+            self.repaint(changed)
+
+    def repaint(self, lines: Iterable[int]) -> None:
+        """Has these lines painted anew, by the compositor."""
         width = self.size.width
-        for y in range(max(len(old), len(lines))):
-            a = old[y] if y < len(old) else None
-            b = lines[y] if y < len(lines) else None
-            if a != b or (y in (cursor, was) and cursor != was):
-                self.refresh(Region(0, y, width, 1))
+        self.refresh(*(Region(0, y, width, 1) for y in lines))
+
+    def outdate(self, lines: Iterable[int]) -> None:
+        """Textual is to ask for these lines again when it next wants them; the terminal has them already."""
+        width = self.size.width
+        self._styles_cache.set_dirty(*(Region(0, y, width, 1) for y in lines))
+
+    @property
+    def mouse_marked(self) -> bool:
+        """Whether the mouse has marked something in it."""
+        return self.text_selection is not None
+
+    def cells(self, y: int, painter: Painter) -> list[Cell]:
+        """A line as the terminal has it, over the whole width: `render_line` after Textual's filters."""
+        self._look()
+        width, chosen = self.size.width, y == self._cursor
+        cells: list[Cell] = []
+        in_ascii = self.console_app.ascii_only
+        for text, tone in self._lines[y] if y < len(self._lines) else ():
+            add_cells(cells, to_ascii(text) if in_ascii else text, self._inks(tone, chosen, painter))
+        blank = (" ", self._inks("", chosen, painter))
+        if len(cells) > width:
+            cut = not cells[width][0]
+            del cells[width:]
+            if cut and cells:
+                cells[-1] = (" ", cells[-1][1])  # half of a wide character
+        cells += [blank] * (width - len(cells))
+        return cells
+
+    def _inks(self, tone: str, chosen: bool, painter: Painter) -> Codes:
+        """What the terminal is sent for a tone."""
+        ink = self._codes.get((tone, chosen))
+        if ink is None:
+            base, palette = self._look()
+            style = base + palette[self._tone(tone)] if tone else base
+            segments = [Segment("x", style + palette.cursor if chosen else style)]
+            for one in self.app.get_line_filters():
+                segments = one.apply(segments, self.background_colors[1])
+            ink = self._codes[tone, chosen] = painter.codes(segments[0].style)
+        return ink
+
+    def _tone(self, tone: str) -> str:
+        return "dim" if self._faded and tone not in ("bad", "key") else tone
+
+    def _look(self) -> "tuple[Style, Palette]":
+        """The widget's own style, looked up again where it may be another, and those of the tones."""
+        app = self.console_app
+        base, palette = self._base, app.palette
+        if base is None or self._palette is not palette or self._faded != app.faded:
+            base = self._base = self.rich_style
+            self._palette, self._faded = palette, app.faded
+            self._pens.clear()
+            self._codes.clear()
+        return base, palette
 
     def render_line(self, y: int) -> Strip:
         width = self.size.width
-        app = self.console_app
-        if self._base is None or self._palette is not app.palette or self._faded != app.faded:
-            self._base, self._palette, self._faded = self.rich_style, app.palette, app.faded
-            self._pens.clear()
-        base, palette = self._base, self._palette
+        base, palette = self._look()
         if y >= len(self._lines):
             return Strip.blank(width, base)
         segments = []
@@ -97,11 +155,8 @@ class Lines(Widget):
         if pen is None:
             if len(self._pens) >= PENS_MAX:
                 self._pens.clear()
-            base, palette = self._base, self._palette
-            assert base is not None  # noqa: S101  `render_line` has seen to both
-            assert palette is not None  # noqa: S101
-            shown = "dim" if self._faded and tone not in ("bad", "key") else tone
-            pen = (base + palette[shown] if tone else base) + Style.from_meta({"offset": (x, y)})
+            base, palette = self._look()
+            pen = (base + palette[self._tone(tone)] if tone else base) + Style.from_meta({"offset": (x, y)})
             self._pens[tone, x, y] = pen
         return pen
 
