@@ -22,8 +22,8 @@ Known differences from the real thing, each with its reason:
 - NIXL is a TCP connection to the encoder's engine, one for each pull. Its address, a key and the registered
   regions are in `agent_metadata`, whose real content is opaque. Re-registering an agent does not break a
   pull in flight.
-- The connector's worker half runs in EngineCore, as on RBLN; vLLM on CPU has a `VLLM::Worker` between, with
-  its own log prefix. There is no `resource_tracker` process either.
+- The connector's worker half runs in EngineCore, as on RBLN and in the lab; vLLM on CPU has a `VLLM::Worker`
+  between unless told otherwise, with its own log prefix. There is no `resource_tracker` process either.
 - Line numbers in log lines are ours. Start-up lines are the milestones, not all of them; the banner's
   drawing, Triton's and transformers' warnings are left out, and the ten-second throughput line as well.
 - Validation errors of a message that fits no schema name one problem, where pydantic lists all

@@ -17,7 +17,7 @@ from typing import Any
 
 import psutil
 
-from eccon.lab.cluster import MODULE_PATH, environment
+from eccon.lab.cluster import MODULE_PATH, ONE_ENGINE, environment
 from eccon.lab.place import Place, default
 from eccon.launch import logging_config, versions
 
@@ -291,7 +291,7 @@ class LabTarget(Target):
         return str(self._place.model)
 
     def flags(self) -> list[str]:
-        return ["--enforce-eager", "--dtype", "float16", "--num-gpu-blocks-override", "512"]
+        return [*ONE_ENGINE, "--enforce-eager", "--dtype", "float16", "--num-gpu-blocks-override", "512"]
 
     def connector(self) -> dict[str, Any]:
         return super().connector() | {"ec_connector_module_path": MODULE_PATH}
