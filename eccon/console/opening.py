@@ -54,6 +54,8 @@ class Opening:
         """The terminal's settings."""
         self.handed_over = False
         """Whether the app has the terminal, and is to give it back."""
+        self._handlers: dict[int, Any] = {}
+        """Those of signals that we took the place of."""
         self._frame = frame.encode()
         self._input, self._output = 0, 2
 
@@ -64,16 +66,23 @@ class Opening:
             if _in_background(self._input):
                 return False
             self.before = termios.tcgetattr(self._input)
+            self._arm()  # before there is anything to be taken back
             self._raise()
         except (OSError, ValueError, AttributeError, termios.error):
             self.lower()
+            for number, handler in self._handlers.items():
+                signal.signal(number, signal.SIG_DFL if handler is None else handler)
             return False
-        for number in SIGNALS:
-            if signal.getsignal(number) is not signal.SIG_IGN:
-                signal.signal(number, self._leave)
-        signal.signal(signal.SIGTSTP, self._stop)
-        signal.signal(signal.SIGWINCH, self._resized)
         return True
+
+    def _arm(self) -> None:
+        ends = [n for n in SIGNALS if signal.getsignal(n) is not signal.SIG_IGN]
+        for number, handler in (
+            *((n, self._leave) for n in ends),
+            (signal.SIGTSTP, self._stop),
+            (signal.SIGWINCH, self._resized),
+        ):
+            self._handlers[number] = signal.signal(number, handler)
 
     def lower(self) -> None:
         """The terminal as it was, unless the app has it."""
