@@ -1,10 +1,10 @@
-"""A stand-in for `vllm serve` 0.30 with vllm-rbln 0.12's `RblnECNixlConnector`: flags, wire, failures.
+"""A stand-in for `vllm serve` with vllm-rbln 0.12's `RblnECNixlConnector`: flags, wire, failures.
 
 `python -m eccon.sim serve MODEL …` starts an API server and, as its child, `VLLM::EngineCore`. The encoder
 decodes an image and puts what it saw into a tensor in its own memory; the PD hears of it over the
 connector's ZMQ messages, fetches the bytes by address, and says in its answer what they say. It never opens
-an image itself. Speed is set by `ECCON_SIM_*` (`tunables`), faults by `ECCON_SIM_FAULT` (`faults`). It
-imports nothing else of eccon.
+an image itself. It does as vLLM 0.30.0, or as `ECCON_SIM_VLLM` says (`release`). Speed is set by other
+`ECCON_SIM_*` (`tunables`), faults by `ECCON_SIM_FAULT` (`faults`). It imports nothing else of eccon.
 
 Known differences from the real thing, each with its reason:
 
