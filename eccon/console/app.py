@@ -10,30 +10,24 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, ClassVar
 
-from rich.color import ColorSystem
-from textual._compositor import ChopsUpdate, LayoutUpdate
-from textual.app import App, SystemCommand
+from textual.app import SystemCommand
 from textual.binding import Binding, BindingType
-from textual.driver import Driver
 from textual.events import Event, Key, Paste
-from textual.filter import LineFilter
 from textual.screen import Screen
 from textual.timer import Timer
 
-from eccon.console import actions, filters, notify, themes
+from eccon.console import actions, notify, themes
 from eccon.console.deeds import Deeds
 from eccon.console.draw.flow import WINDOWS
 from eccon.console.draw.text import Line, clean
-from eccon.console.driver import ConsoleDriver
 from eccon.console.history import History
 from eccon.console.opening import Opening
-from eccon.console.paint import Painter
 from eccon.console.past import Past
 from eccon.console.screens.base import ConsoleScreen
 from eccon.console.screens.dialogs import LineInput
 from eccon.console.screens.overview import Overview
 from eccon.console.setup import Setup, setup
-from eccon.console.shortcut import Shortcut
+from eccon.console.showing import Showing
 from eccon.console.source import OF_RECORDINGS, Source
 from eccon.model import Change, ClusterInfo, ClusterState, State, Trace
 
@@ -46,7 +40,7 @@ LIVELY = {State.STARTING, State.LOADING, State.BACKOFF, State.DRAINING, State.ST
 MESSAGE_S = 6.0
 
 
-class ConsoleApp(Deeds, App[int]):
+class ConsoleApp(Deeds, Showing):
     """Draws one cluster."""
 
     CSS_PATH = "styles.tcss"
@@ -75,35 +69,12 @@ class ConsoleApp(Deeds, App[int]):
         """
         environ = dict(os.environ) if environ is None else environ
         ready = setup(theme, environ) if ready is None else ready
-        self.opening = opening
-        self.no_colours, self.low_bandwidth = ready.no_colours, ready.low_bandwidth
-        self.ascii_only = ready.ascii_only
+        super().__init__(ready, opening, environ)
         self.environ = environ
-        self._own_filters: list[LineFilter] = []
-        if self.no_colours:
-            self._own_filters.append(filters.NoColour())
-        if ready.ascii_only:
-            self._own_filters.append(filters.Ascii())
-        self.theme_files, self.settings = ready.themes, ready.settings
+        self.settings = ready.settings
         self.previews = self.settings.images != "off" and not (self._own_filters or self.low_bandwidth)
         """Whether images are shown in small: they are nothing without colours, and cost bytes."""
         self._problems = ready.problems
-        self.palette = themes.Palette(self.theme_files[ready.theme])
-        # A page in a browser (textual-serve) names its own driver.
-        super().__init__(driver_class=None if environ.get("TEXTUAL_DRIVER") else ConsoleDriver)
-        for file in self.theme_files.values():
-            self.register_theme(file.textual())
-        self.theme = ready.theme
-        self.animation_level = "none"
-        system = ColorSystem.TRUECOLOR
-        if self.console.color_system in ("256", "standard"):
-            system = {"256": ColorSystem.EIGHT_BIT, "standard": ColorSystem.STANDARD}[
-                self.console.color_system
-            ]
-        self.painter = Painter(system) if opening is None else opening.painter
-        self.shortcut = Shortcut()
-        self._covered = opening is not None
-        """Whether the terminal shows the first frame, and nothing of ours that is drawn in full yet."""
         self.set_keymap(self.settings.keys)
         self.socket = socket
         self.link: Source
@@ -117,7 +88,6 @@ class ConsoleApp(Deeds, App[int]):
         self._in_tmux = bool(environ.get("TMUX"))
         self.state = ClusterState(cluster=ClusterInfo(name="…")) if opening is None else opening.state
         self.lost = ""
-        self.faded = False
         self.history = History()
         if opening is not None:
             self.history.feed(opening.state, time.time())
@@ -137,10 +107,6 @@ class ConsoleApp(Deeds, App[int]):
     def get_default_screen(self) -> Screen[Any]:
         """The overview is the first screen, so that nothing else is painted before."""
         return Overview()
-
-    def get_line_filters(self) -> list[LineFilter]:
-        """The last step before the terminal."""
-        return self._own_filters if self.no_colours else [*super().get_line_filters(), *self._own_filters]
 
     def on_mount(self) -> None:
         loop = asyncio.get_running_loop()
@@ -236,27 +202,9 @@ class ConsoleApp(Deeds, App[int]):
         with self.batch_update():
             for screen in reversed(self.screen_stack):  # dialogs lie over a screen that still shows
                 if isinstance(screen, ConsoleScreen):
-                    self._draw(screen)
+                    self.draw_screen(screen)
                     break
         self._schedule_tick()
-
-    def _draw(self, screen: ConsoleScreen) -> None:
-        driver = self._driver
-        if (
-            screen is not self.screen
-            or not isinstance(driver, ConsoleDriver)
-            or driver.busy
-            or self._batch_count > 1
-            or not self._shows
-        ):
-            screen.draw()
-            return
-        self.shortcut.open()
-        try:
-            screen.draw()
-        finally:
-            self.painter.resize(*self.size)
-            self._write(driver, self.shortcut.close(screen, self.painter))
 
     def _schedule_tick(self) -> None:
         """Figures that grow by themselves: each second while something is under way, else with the minute."""
@@ -283,70 +231,6 @@ class ConsoleApp(Deeds, App[int]):
     def log_tick_s(self) -> float:
         """Time between two frames of a log that grows."""
         return SLOW_TICK_S if self.low_bandwidth else TICK_S
-
-    # Terminal
-
-    def drawn(self) -> None:
-        """A screen has drawn all that it shows."""
-        if self._covered:
-            self.call_after_refresh(self._uncover)
-
-    def _uncover(self) -> None:
-        self._covered = False
-        self.screen.refresh()
-
-    def _display(self, screen: Screen[Any], renderable: Any) -> None:
-        """Sends what differs from what the terminal shows; one that is behind gets a later frame instead."""
-        try:
-            driver = self._driver
-            if renderable is None or self._batch_count or not self._shows:
-                return
-            if not isinstance(renderable, LayoutUpdate | ChopsUpdate) or driver is None:
-                super()._display(screen, renderable)
-                return
-            if self._behind(driver):
-                return
-            self.painter.resize(*self.size)
-            self._write(driver, self.painter.paint(renderable))
-        finally:
-            self.post_display_hook()
-
-    @property
-    def _shows(self) -> bool:
-        """Whether what is drawn goes to the terminal."""
-        return self._running and not (self._covered or self._closed or self.is_headless)
-
-    def _write(self, driver: Driver, cells: str) -> None:
-        cursor = self.screen.outer_size.clamp_offset(self.cursor_position)
-        if cells or cursor != self._previous_cursor_position:
-            self._previous_cursor_position = cursor
-            self._begin_update()
-            driver.write(f"{cells}\x1b[{cursor.y + 1};{cursor.x + 1}H")
-            self._end_update()
-            driver.flush()
-
-    def _behind(self, driver: Driver) -> bool:
-        if not isinstance(driver, ConsoleDriver):
-            return False
-        if driver.gone:
-            self.exit(return_code=129)
-            return True
-        if driver.busy:
-            self.set_timer(0.2, self._again)
-            return True
-        return False
-
-    def _again(self) -> None:
-        self.screen.refresh()
-
-    def _fatal_error(self) -> None:
-        """As Textual, but without the values of variables: they may be secrets."""
-        from rich.segment import Segments  # noqa: PLC0415  only after a crash
-        from rich.traceback import Traceback  # noqa: PLC0415  only after a crash
-
-        trace = Traceback(show_locals=False, width=None)
-        self._exit_renderables.append(Segments(self.console.render(trace, self.console.options)))
-        self._close_messages_no_wait()
 
     # Actions
 

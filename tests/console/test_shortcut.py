@@ -53,7 +53,7 @@ def rest(terminal: Terminal, daemon: FakeDaemon) -> None:
     )
     daemon.change(ClusterChanged(daemon.state.seq + 1, cluster))
     terminal.until("at rest")
-    terminal.settle()
+    terminal.settle(1.0)  # titles come after the lines
 
 
 def assert_same_when_drawn_anew(terminal: Terminal) -> None:
