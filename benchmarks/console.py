@@ -1,14 +1,16 @@
 """What the console costs and how quick it is, on a pseudo-terminal: `python benchmarks/console.py [--quick]`.
 
-Prints, with the terminal's size: the time to the first paint and to the first state; bytes a second to the
-terminal and CPU of the console's process, idle and with eight busy encoders whose figures change each second
-(and in low-bandwidth mode); how soon a key is answered with 64 encoders and 10,000 requests; and how the
-memory of a replay grows over an hour of recording. The daemon is a small stand-in that sends made-up states.
-CPU figures want a quiet machine.
+Prints, with the terminal's size: the time to the first paint, to the first state, and to the answer of a
+key that was pressed at that moment, with the CPU that the first paint took; bytes a second to the terminal
+and CPU of the console's process, idle and with eight busy encoders whose figures change each second (and in
+low-bandwidth mode); how soon a key is answered with 64 encoders and 10,000 requests; and how the memory of
+a replay grows over an hour of recording. The daemon is a small stand-in that sends made-up states. Times and
+CPU want a quiet machine; how much others load it is printed too.
 """
 
 import argparse
 import contextlib
+import os
 import statistics
 import sys
 import tempfile
@@ -28,6 +30,12 @@ from tests.console import states
 from tests.console.fake_daemon import FakeDaemon, running
 from tests.console.terminal import Terminal, open_console
 
+ATTACH = """
+import sys
+sys.argv = ["eccon", "attach", "--socket", sys.argv[1]]
+from eccon.cli import main
+main()
+"""
 REPLAY = """
 import sys
 from pathlib import Path
@@ -36,6 +44,9 @@ from eccon.console.replay import Replay
 sys.exit(console.run(Path("x"), on_quit_ask=False, read_only=True,
                      source=lambda: Replay(Path(sys.argv[2]), float(sys.argv[3]))))
 """
+
+
+SIZES = ((80, 24), (160, 45), (200, 60))
 
 
 def now_of(state: ClusterState) -> ClusterState:
@@ -141,21 +152,28 @@ def busy(fake: FakeDaemon) -> Iterator[None]:
 
 
 def first_paint(size: tuple[int, int], times: int) -> None:
-    """From the start of the process to the first cell, and to the first process of the state."""
-    painted, stated = [], []
+    """From the start of `eccon attach` to the first cell, the first process, and the answer to a key."""
+    painted, stated, answered, spent = [], [], [], []
     with running(now_of(states.busy(8))) as fake:
         for _ in range(times):
             began = time.monotonic()
-            with open_console(fake.socket, size=size) as t:
-                t.until(lambda: "eccon" in t.text)
+            with open_console(fake.socket, size=size, main=ATTACH) as t:
+                t.until(lambda t=t: "eccon" in t.text)
                 painted.append(time.monotonic() - began)
+                times_of = psutil.Process(t.process.pid).cpu_times()
+                spent.append(times_of.user + times_of.system)
                 t.until("encoder-0")
                 stated.append(time.monotonic() - began)
+                t.press("c")
+                t.until("Charts")
+                answered.append(time.monotonic() - began)
     say(
-        "first paint / first state",
+        "first paint / state / key answered",
         size,
-        f"best {min(painted):.2f} / {min(stated):.2f} s   "
-        f"median {statistics.median(painted):.2f} / {statistics.median(stated):.2f} s   of {times}",
+        " / ".join(f"{statistics.median(a):.2f}" for a in (painted, stated, answered))
+        + f" s at the median of {times}, best "
+        + " / ".join(f"{min(a):.2f}" for a in (painted, stated, answered))
+        + f"; CPU until painted {statistics.median(spent):.2f} s",
     )
 
 
@@ -232,11 +250,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="a minute instead of six")
     quick = parser.parse_args().quick
-    for size in ((80, 24), (160, 45)):
+    say("load of the machine", "", " ".join(f"{n:.1f}" for n in os.getloadavg()))
+    for size in SIZES[:2]:
         first_paint(size, 3 if quick else 10)
-    for size in ((80, 24), (160, 45)):
+    for size in SIZES:
         costs(size, 8.0 if quick else 60.0)
-    for size in ((80, 24), (160, 45)):
+    for size in SIZES[:2]:
         keys(size, 20 if quick else 60)
     memory((160, 45), 10 if quick else 60, 240.0 if quick else 60.0)
 
