@@ -1,7 +1,7 @@
 """Every fault that ends an unguarded PD, with the guard. On the stand-in, or with ECCON_LAB=DIR on real vLLM.
 
-That each of them does end an unguarded one is what test_stall.py and test_deaths.py in tests/contract show. In
-order: what kills servers comes last, since a start takes its time there.
+That each of them does end an unguarded one is what test_stall.py and test_deaths.py in tests/contract show.
+In order: what kills servers comes last, since a start takes its time there.
 """
 
 import json
