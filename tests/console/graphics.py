@@ -167,7 +167,9 @@ class GraphicsTerminal(Terminal):
         for y in range(self.screen.lines):
             for x in range(self.screen.columns):
                 cell = self.screen.buffer[y][x]
-                if cell.data.startswith("\U0010eeee"):
+                if (
+                    cell.data.startswith("\U0010eeee") and len(cell.data) == 4
+                ):  # else the rest is still to come
                     row, column, high = (DIACRITICS.index(c) for c in cell.data[1:])
                     out[y, x] = (high << 24 | colours.index(cell.fg, 16), row, column)
         return out
