@@ -67,5 +67,5 @@ def _placed(screen: Screen[Any], widget: Lines, lines: set[int], painter: Painte
     if not place.clip.contains_region(region) or region.size != widget.size:
         return None
     seen = [y for y in sorted(lines) if y < region.height]
-    widget.outdate(seen)
-    return [(region.y + y, region.x, widget.cells(y, painter)) for y in seen]
+    widget.outdate(seen, region.width)
+    return [(region.y + y, region.x, widget.cells(y, region.width, painter)) for y in seen]

@@ -68,9 +68,8 @@ class Lines(Widget):
         width = self.size.width
         self.refresh(*(Region(0, y, width, 1) for y in lines))
 
-    def outdate(self, lines: Iterable[int]) -> None:
+    def outdate(self, lines: Iterable[int], width: int) -> None:
         """Textual is to ask for these lines again when it next wants them; the terminal has them already."""
-        width = self.size.width
         self._styles_cache.set_dirty(*(Region(0, y, width, 1) for y in lines))
 
     @property
@@ -78,10 +77,10 @@ class Lines(Widget):
         """Whether the mouse has marked something in it."""
         return self.text_selection is not None
 
-    def cells(self, y: int, painter: Painter) -> list[Cell]:
+    def cells(self, y: int, width: int, painter: Painter) -> list[Cell]:
         """A line as the terminal has it, over the whole width: `render_line` after Textual's filters."""
         self._look()
-        width, chosen = self.size.width, y == self._cursor
+        chosen = y == self._cursor
         cells: list[Cell] = []
         in_ascii = self.console_app.ascii_only
         for text, tone in self._lines[y] if y < len(self._lines) else ():
