@@ -158,7 +158,7 @@ def first_paint(size: tuple[int, int], times: int) -> None:
         for _ in range(times):
             began = time.monotonic()
             with open_console(fake.socket, size=size, main=ATTACH) as t:
-                t.until(lambda t=t: "eccon" in t.text)
+                t.until("eccon")
                 painted.append(time.monotonic() - began)
                 times_of = psutil.Process(t.process.pid).cpu_times()
                 spent.append(times_of.user + times_of.system)
