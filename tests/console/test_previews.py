@@ -76,8 +76,10 @@ def leave(terminal: GraphicsTerminal) -> None:
 def test_kitty_draws_them_in_cells_that_are_text() -> None:
     with prompting(KITTY) as terminal:
         pictures = terminal.pictures
-        terminal.until(lambda: len({i for i, _, _ in terminal.placeholders().values()}) == len(NAMES))
-        terminal.settle()
+        terminal.until(lambda: len(pictures.kept) == len(NAMES))
+        terminal.until(
+            lambda: len(terminal.placeholders()) == sum(k.columns * k.rows for k in pictures.kept.values())
+        )
         cells = terminal.placeholders()
         numbers = list(dict.fromkeys(number for _, (number, _, _) in sorted(cells.items())))
         top, left = min(cells)
