@@ -126,7 +126,7 @@ async def test_screens(daemon: tuple[str, FakeDaemon], size: tuple[int, int]) ->
                     await settled(app, 1)
                 while name == "logs" and "102 lines" not in "\n".join(drawn(app)[0]):
                     await asyncio.sleep(0.05)  # the log comes over a socket
-                while name == "prompt" and app.screen.query_one(Previews).loading:
+                while name == "prompt" and app.screen.query_one(Previews).reading:
                     await asyncio.sleep(0.02)  # images are read in a thread
                 lines, digest = await settled(app, 2)
                 text = "\n".join(lines) + "\n"

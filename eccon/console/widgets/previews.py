@@ -34,8 +34,8 @@ class Previews(Lines):
 
     def __init__(self, **kwargs: Any) -> None:
         super().__init__(**kwargs)
-        self.loading = False
-        """Whether files are still being read."""
+        self.reading = False
+        """Whether files are still being read. (`loading` is Textual's word for a cover over the widget.)"""
         self._wanted = ("", 0, 0)
         self._names: list[str] = []
         self._columns = self._rows = 0
@@ -94,7 +94,7 @@ class Previews(Lines):
             self._reload()
 
     def _reload(self) -> None:
-        self.loading = True
+        self.reading = True
         self.run_worker(self._load(*self._wanted), group="previews", exclusive=True)
 
     async def _load(self, text: str, most: int, width: int) -> None:
@@ -107,7 +107,7 @@ class Previews(Lines):
         for name in dict.fromkeys(names):
             await self._read(name)
             self._draw()
-        self.loading = False
+        self.reading = False
 
     async def _read(self, name: str) -> None:
         thumbnail = await asyncio.to_thread(images.thumbnail, name)
