@@ -30,9 +30,15 @@ class Terminal:
         self.resize(width, height, tell=False)
         self.before = termios.tcgetattr(slave)
         self.slave = slave
+        # A shell starts what is to run behind it with these ignored; a terminal's own programs heed them.
+        ignored = [n for n in (signal.SIGINT, signal.SIGQUIT) if signal.getsignal(n) is signal.SIG_IGN]
+        for number in ignored:
+            signal.signal(number, signal.SIG_DFL)
         self.process = subprocess.Popen(
             argv, stdin=slave, stdout=slave, stderr=slave, env=env, start_new_session=True, close_fds=True
         )
+        for number in ignored:
+            signal.signal(number, signal.SIG_IGN)
         self.output = b""
         self.closed = False
 
