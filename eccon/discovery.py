@@ -16,7 +16,7 @@ import psutil
 from eccon import scaffold
 from eccon.paths import state_home
 
-__all__ = ["Findings", "Server", "look", "topology"]
+__all__ = ["Findings", "Server", "cluster_name", "look", "servers", "topology"]
 
 LOOK_S = 1.0
 ENTRIES_MAX = 5000
@@ -31,6 +31,9 @@ class Server(msgspec.Struct, frozen=True):
     pid: int
     port: int | None
     model: str
+    argv: tuple[str, ...] = ()
+    directory: str = ""
+    """Where it was started; empty when that is not ours to see."""
 
 
 class Findings(msgspec.Struct, frozen=True, kw_only=True):
@@ -56,7 +59,7 @@ def look(directory: Path, *, dev: Path = Path("/dev"), home: Path | None = None)
         kind=kind,
         devices=devices,
         models=tuple(models[:SHOWN_MAX]),
-        servers=tuple(_servers())[:SHOWN_MAX],
+        servers=tuple(servers()),
         clusters=tuple(_clusters())[:SHOWN_MAX],
         files=tuple(files[:SHOWN_MAX]),
     )
@@ -107,15 +110,22 @@ def _walk(roots: Iterable[Path]) -> tuple[list[Path], list[Path]]:
     return models, files
 
 
-def _servers() -> Iterator[Server]:
-    for process in psutil.process_iter(["pid", "cmdline"]):
+def servers() -> Iterator[Server]:
+    """The vLLM servers of this machine whose command line can be read."""
+    for process in psutil.process_iter(["pid", "cmdline", "cwd"]):
         argv = process.info["cmdline"] or []
         if "serve" not in argv or not any(Path(a).name in ("vllm", "eccon.sim") for a in argv):
             continue
         after = argv[argv.index("serve") + 1 :]
         port = after[after.index("--port") + 1] if "--port" in after[:-1] else ""
         model = after[0] if after and not after[0].startswith("-") else ""
-        yield Server(process.info["pid"], int(port) if port.isdecimal() else None, model)
+        yield Server(
+            process.info["pid"],
+            int(port) if port.isdecimal() else None,
+            model,
+            tuple(argv),
+            process.info["cwd"] or "",
+        )
 
 
 def _clusters() -> Iterator[tuple[str, Path]]:
@@ -128,12 +138,13 @@ def _clusters() -> Iterator[tuple[str, Path]]:
             yield root.name, root / "control.sock"
 
 
-def topology(findings: Findings, model: str, name: str) -> str:
-    """The text of an `eccon.toml` with these devices: to the PD as many as its model has, one an encoder.
+def cluster_name(text: str) -> str:
+    """`text` as the name of a cluster: what that may not have becomes a dash."""
+    return re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")[:40] or "cluster"
 
-    `name`: of the cluster; what a name may not have becomes a dash.
-    """
-    name = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")[:40] or "cluster"
+
+def topology(findings: Findings, model: str, name: str) -> str:
+    """The text of an `eccon.toml` with these devices: to the PD as many as its model has, one an encoder."""
     escaped = model.replace("\\", "\\\\").replace('"', '\\"')
     text = scaffold.GUIDE.format(name=name, model=escaped)
     guide_pd, guide_encoders = list(range(8)), list(range(8, 16))

@@ -11,6 +11,7 @@ import msgspec
 from eccon import config, launch, origin, scaffold
 from eccon.clashes import remarks
 from eccon.cli.common import USAGE, config_option, narrate, plain_command
+from eccon.discovery import servers
 from eccon.paths import for_cluster
 from eccon.scripts.lexer import ScriptError
 from eccon.scripts.reader import Command
@@ -32,16 +33,34 @@ __all__ = ["config_group", "init"]
     type=click.Path(exists=True, path_type=Path),
     help="Read launch scripts: a directory, or files (repeatable). They are read, never run.",
 )
+@click.option(
+    "--running",
+    "pd_port",
+    is_flag=False,
+    flag_value=0,
+    type=click.IntRange(0, 65535),
+    metavar="[PORT]",
+    help="For servers that run on this machine; of several PDs the one on PORT. They stay as they are.",
+)
 @click.option("--name", help="The cluster's name; default: the directory's.")
 @click.option("--model", default="Qwen3-VL-8B-Instruct", show_default=True, help="Compiled model directory.")
 @click.argument("directory", type=click.Path(file_okay=False, path_type=Path), default=Path())
 @plain_command
-def init(demo: bool, scripts: tuple[Path, ...], name: str | None, model: str, directory: Path) -> int:
+def init(
+    demo: bool,
+    scripts: tuple[Path, ...],
+    pd_port: int | None,
+    name: str | None,
+    model: str,
+    directory: Path,
+) -> int:
     """Write a commented eccon.toml into DIRECTORY."""
     directory = directory.absolute()
     cluster = name or re.sub(r"[^A-Za-z0-9._-]+", "-", directory.name).strip("-._") or "eccon"
     try:
         found = _read_scripts(scripts, cluster) if scripts else None
+        if pd_port is not None:
+            found = _look_at_running(pd_port, cluster)
         directory.mkdir(parents=True, exist_ok=True)
         if found is not None:
             path = scaffold.write(directory, found.text)
@@ -79,6 +98,23 @@ def _read_scripts(paths: tuple[Path, ...], name: str) -> Found:
     for note in topology.notes:
         narrate(f"note: {note}")
     return topology
+
+
+def _look_at_running(pd_port: int, name: str) -> Found:
+    """The group of that PD; 0: the only one there is."""
+    from eccon import running  # noqa: PLC0415  only here processes are looked at
+
+    groups = [g for g in running.groups(list(servers())) if pd_port in (0, g.pd.port)]
+    if len(groups) != 1:
+        there = ", ".join(f"--running {g.pd.port}" for g in groups)
+        msg = (
+            f"several PDs run; say which: {there}" if groups else "no PD runs here with an encoder of its own"
+        )
+        raise ScriptError(msg)
+    found = running.toml(groups[0], name=name)
+    for note in found.notes:
+        narrate(f"note: {note}")
+    return found
 
 
 @click.group(name="config")

@@ -57,7 +57,7 @@ def open_at_hand(file: str | None, *, read_only: bool, theme: str | None) -> int
 
 
 def _first_run(*, read_only: bool, theme: str | None) -> int:
-    from eccon import discovery, scaffold  # noqa: PLC0415  only here is looked around
+    from eccon import discovery, running, scaffold  # noqa: PLC0415  only here is looked around
     from eccon.console.welcome import welcome  # noqa: PLC0415  only here is drawn
 
     findings = discovery.look(Path.cwd())
@@ -70,10 +70,17 @@ def _first_run(*, read_only: bool, theme: str | None) -> int:
         return open_console(Path(value), read_only=read_only, theme=theme)
     if what == "file":
         return open_at_hand(str(Path(value).expanduser()), read_only=read_only, theme=theme)
-    if what == "init":
-        model = value or "Qwen3-VL-8B-Instruct"
+    if what in ("init", "running"):
+        name = discovery.cluster_name(Path.cwd().name)
+        if what == "init":
+            text = discovery.topology(findings, value or "Qwen3-VL-8B-Instruct", name)
+        else:
+            found = running.toml(running.groups(findings.servers)[int(value)], name=name)
+            text = found.text
+            for note in found.notes:
+                narrate(f"note: {note}")
         try:
-            path = scaffold.write(Path(), discovery.topology(findings, model, Path.cwd().name or "cluster"))
+            path = scaffold.write(Path(), text)
         except OSError as e:
             narrate(f"eccon: eccon.toml: {e.strerror}")
             return USAGE

@@ -21,8 +21,11 @@ from eccon.console.screens.steady import SteadySize
 from eccon.console.widgets.lines import Lines
 from eccon.console.widgets.rows import Rows
 from eccon.discovery import Findings
+from eccon.running import groups
 
 __all__ = ["Welcome", "choices", "found", "welcome"]
+
+SERVERS_SHOWN = 8
 
 
 def found(findings: Findings) -> list[Line]:
@@ -36,9 +39,11 @@ def found(findings: Findings) -> list[Line]:
     lines += [[(" model     ", "dim"), (clean(str(path)), "text")] for path in findings.models]
     if not findings.models:
         lines.append([(" model     ", "dim"), ("no compiled model here or in the home directory", "text")])
-    for server in findings.servers:
+    for server in findings.servers[:SERVERS_SHOWN]:
         text = f"pid {server.pid}  port {server.port or '?'}  {clean(server.model)}"
         lines.append([(" server    ", "dim"), (text, "text")])
+    if (more := len(findings.servers) - SERVERS_SHOWN) > 0:
+        lines.append([("           ", "dim"), (f"and {more} more", "dim")])
     lines += [[(" cluster   ", "dim"), (f"{clean(name)} runs", "ok")] for name, _ in findings.clusters]
     return lines
 
@@ -47,6 +52,10 @@ def choices(findings: Findings) -> list[tuple[str, str]]:
     """(what is answered, what it says), the likeliest first."""
     out = [(f"attach:{path}", f"Open the cluster {name}") for name, path in findings.clusters]
     out += [(f"file:{path}", f"Use {path}") for path in findings.files]
+    for i, group in enumerate(groups(findings.servers)):
+        encoders = f"{n} encoders" if (n := len(group.encoders)) > 1 else "encoder"
+        what = f"the PD on port {group.pd.port} and its {encoders}, which run"
+        out.append((f"running:{i}", f"Write ./eccon.toml for {what}"))
     out += [(f"init:{path}", f"Write ./eccon.toml for {path} and these devices") for path in findings.models]
     out.append(("demo", "Run the demo: one PD, four encoders and the proxy on a stand-in for vLLM"))
     if not findings.models:

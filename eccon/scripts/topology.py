@@ -3,7 +3,7 @@ carried over."""
 
 import json
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import PurePath
 from typing import Any
 from urllib.parse import urlsplit
@@ -13,7 +13,7 @@ import msgspec
 from eccon.scripts.lexer import ScriptError
 from eccon.scripts.reader import Command
 
-__all__ = ["Found", "toml"]
+__all__ = ["Found", "Serve", "compare", "serve", "show", "toml"]
 
 DEVICE_VARIABLES = ("RBLN_VISIBLE_DEVICES", "RBLN_DEVICES", "CUDA_VISIBLE_DEVICES")
 GUIDE_TTL = {"pull_host", "pull_port", "llm_host", "llm_pull_port"}
@@ -27,7 +27,7 @@ class Found(msgspec.Struct, frozen=True):
     notes: tuple[str, ...]
 
 
-class _Serve(msgspec.Struct, kw_only=True):
+class Serve(msgspec.Struct, kw_only=True):
     """One `vllm serve`."""
 
     where: str
@@ -61,7 +61,7 @@ def toml(commands: Iterable[Command], *, name: str) -> Found:
     """
     commands = list(commands)
     notes: list[str] = []
-    serves = _once([s for c in commands if (s := _serve(c, notes)) is not None], notes)
+    serves = _once([s for c in commands if (s := _command(c, notes)) is not None], notes)
     proxies = [flags for c in commands if (flags := _proxy(c)) is not None]
     pds, encoders = [s for s in serves if s.is_pd], [s for s in serves if not s.is_pd]
     if not pds or not encoders:
@@ -72,16 +72,16 @@ def toml(commands: Iterable[Command], *, name: str) -> Found:
         msg = f"{len(pds)} PDs are started ({', '.join(p.where for p in pds)}); a cluster has one"
         raise ScriptError(msg)
     pd = pds[0]
-    _compare(pd, encoders, notes)
+    compare(pd, encoders, notes)
     if not proxies:
         notes.append("no proxy was found: eccon-proxy gets the guide's port 19000")
     text = "\n".join(_lines(name, pd, encoders, proxies[0] if proxies else {}, notes))
     return Found(text + "\n", tuple(notes))
 
 
-def _once(serves: list[_Serve], notes: list[str]) -> list[_Serve]:
+def _once(serves: list[Serve], notes: list[str]) -> list[Serve]:
     """Without those that are there again: a guide shows a command, and then a script with the same one."""
-    kept: dict[tuple[str, int], _Serve] = {}
+    kept: dict[tuple[str, int], Serve] = {}
     for s in serves:
         first = kept.setdefault((s.host, s.port), s)
         if first is s:
@@ -93,12 +93,20 @@ def _once(serves: list[_Serve], notes: list[str]) -> list[_Serve]:
     return list(kept.values())
 
 
-def _serve(command: Command, notes: list[str]) -> _Serve | None:
-    words = list(command.argv)
-    env = dict(command.env)
+def _command(command: Command, notes: list[str]) -> Serve | None:
+    return serve(command.argv, command.env, f"{command.path.name}:{command.line}", notes)
+
+
+def serve(argv: Sequence[str], env: Mapping[str, str], where: str, notes: list[str]) -> Serve | None:
+    """What this command says, if it is a `vllm serve` with a side of the EC connector.
+
+    Raises:
+        ScriptError: a value in it is not what vLLM takes; it begins with `where`.
+    """
+    words = list(argv)
+    env = dict(env)
     start = next((i for i in range(len(words) - 1) if _is_vllm(words[i]) and words[i + 1] == "serve"), None)
     module = "vllm.entrypoints.openai.api_server"
-    where = f"{command.path.name}:{command.line}"
     if start is not None:
         vllm, rest = words[start], words[start + 2 :]
     elif module in words:
@@ -129,7 +137,7 @@ def _serve(command: Command, notes: list[str]) -> _Serve | None:
     listed = env.get(variable, "")
     for v in DEVICE_VARIABLES:
         env.pop(v, None)
-    return _Serve(
+    return Serve(
         where=where,
         vllm=vllm,
         model=flags.pop("--model", positional[0] if positional else ""),
@@ -146,7 +154,7 @@ def _serve(command: Command, notes: list[str]) -> _Serve | None:
 
 
 def _is_vllm(word: str) -> bool:
-    return PurePath(word).name == "vllm"
+    return PurePath(word).name in ("vllm", "eccon.sim")
 
 
 def _flags(words: Sequence[str]) -> tuple[dict[str, str], list[str]]:
@@ -186,7 +194,7 @@ def _proxy(command: Command) -> dict[str, str] | None:
     return _flags(command.argv)[0]
 
 
-def _compare(pd: _Serve, encoders: list[_Serve], notes: list[str]) -> None:
+def compare(pd: Serve, encoders: Sequence[Serve], notes: list[str]) -> None:
     """What must be the same on both sides; a difference is what breaks silently."""
     for what in ("max_pixels", "model"):
         values = {getattr(s, what): s.where for s in reversed((pd, *encoders))}
@@ -206,7 +214,7 @@ def _common(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 
 def _lines(
-    name: str, pd: _Serve, encoders: list[_Serve], proxy: dict[str, str], notes: list[str]
+    name: str, pd: Serve, encoders: list[Serve], proxy: dict[str, str], notes: list[str]
 ) -> Iterator[str]:
     everyone = [pd, *encoders]
     connector = pd.extra
@@ -215,45 +223,45 @@ def _lines(
     hosts = Counter(str(e.extra.get("llm_host", "127.0.0.1")) for e in encoders)
     shared_env = _common([s.env for s in everyone])
     vllms = Counter(s.vllm for s in everyone)
-    yield from ("# Read from launch scripts by `eccon init --from-scripts`.", f"name = {_show(name)}", "")
-    yield from ("[model]", f"path = {_show(pd.model)}")
+    yield from ("# Read from launch scripts by `eccon init --from-scripts`.", f"name = {show(name)}", "")
+    yield from ("[model]", f"path = {show(pd.model)}")
     if pd.max_pixels is None:
         notes.append("no max_pixels is set: large images may be more than the compiled model takes")
     yield f"max_pixels = {pd.max_pixels}" if pd.max_pixels is not None else "# max_pixels = 802816"
     if pd.served_name:
-        yield f"served_name = {_show(pd.served_name)}"
-    yield from ("", "[launcher]", f"vllm = {_show(vllms.most_common(1)[0][0])}")
+        yield f"served_name = {show(pd.served_name)}"
+    yield from ("", "[launcher]", f"vllm = {show(vllms.most_common(1)[0][0])}")
     yield from ('# profile = "guide"             # exactly the scripts\' flags, nothing more', "")
-    yield from ("[connector]", f"kind = {_show(kind)}")
+    yield from ("[connector]", f"kind = {show(kind)}")
     if module := pd.transfer.get("ec_connector_module_path"):
-        yield f"module_path = {_show(module)}"
-    yield from (f"host = {_show(hosts.most_common(1)[0][0])}", f"port = {port}")
+        yield f"module_path = {show(module)}"
+    yield from (f"host = {show(hosts.most_common(1)[0][0])}", f"port = {port}")
     pd_extra = {k: v for k, v in connector.items() if k not in GUIDE_TTL}
     encoder_extras = [{k: v for k, v in e.extra.items() if k not in GUIDE_TTL} for e in encoders]
     if pd_extra:
-        yield f"pd_extra = {_show(pd_extra)}"
+        yield f"pd_extra = {show(pd_extra)}"
     if encoder_extra := _common(encoder_extras):
-        yield f"encoder_extra = {_show(encoder_extra)}"
+        yield f"encoder_extra = {show(encoder_extra)}"
     kinds = "none" if not any(s.devices for s in everyone) else "cuda" if pd.cuda else "rbln"
-    yield from ("", "[devices]", f"kind = {_show(kinds)}", "")
+    yield from ("", "[devices]", f"kind = {show(kinds)}", "")
     yield from ("[pd]", *_host(pd), f"port = {pd.port}", f"devices = {pd.devices}", *_rest(pd, shared_env))
     yield from ("", *_encoders(encoders, shared_env, encoder_extra, notes))
     yield from ("", *_proxy_lines(proxy, pd, encoders, notes))
     if shared_env:
-        yield from ("", "[env]", *(f"{_show(k)} = {_show(v)}" for k, v in shared_env.items()))
+        yield from ("", "[env]", *(f"{show(k)} = {show(v)}" for k, v in shared_env.items()))
 
 
-def _host(s: _Serve) -> list[str]:
-    return [f"host = {_show(s.host)}"] if s.host else []
+def _host(s: Serve) -> list[str]:
+    return [f"host = {show(s.host)}"] if s.host else []
 
 
-def _rest(s: _Serve, shared: dict[str, Any]) -> list[str]:
+def _rest(s: Serve, shared: dict[str, Any]) -> list[str]:
     own = {k: v for k, v in s.env.items() if k not in shared}
-    return ([f"args = {_show(s.args)}"] if s.args else []) + ([f"env = {_show(own)}"] if own else [])
+    return ([f"args = {show(s.args)}"] if s.args else []) + ([f"env = {show(own)}"] if own else [])
 
 
 def _encoders(
-    encoders: list[_Serve], shared: dict[str, Any], extra: dict[str, Any], notes: list[str]
+    encoders: list[Serve], shared: dict[str, Any], extra: dict[str, Any], notes: list[str]
 ) -> Iterator[str]:
     ordered = sorted(encoders, key=lambda e: e.port)
     base = ordered[0].port
@@ -263,7 +271,7 @@ def _encoders(
     hosts = {e.host for e in ordered}
     yield from _host(ordered[0]) if len(hosts) == 1 else ()
     yield from (f"port = {base}", f"devices = {[e.devices[0] for e in ordered if e.devices]}")
-    yield from ([f"args = {_show(args)}"] if args else []) + ([f"env = {_show(env)}"] if env else [])
+    yield from ([f"args = {show(args)}"] if args else []) + ([f"env = {show(env)}"] if env else [])
     for i, e in enumerate(ordered):
         if len(e.devices) > 1:
             notes.append(f"{e.where}: an encoder has one device; {e.devices[1:]} are not carried over")
@@ -271,21 +279,19 @@ def _encoders(
         if e.port != base + i:
             rows.append(f"port = {e.port}")
         if len(hosts) > 1 and e.host:
-            rows.append(f"host = {_show(e.host)}")
+            rows.append(f"host = {show(e.host)}")
         if e.args != args:
-            rows.append(f"args = {_show(e.args)}")
+            rows.append(f"args = {show(e.args)}")
         if own := {k: v for k, v in e.env.items() if k not in env and k not in shared}:
-            rows.append(f"env = {_show(own)}")
+            rows.append(f"env = {show(own)}")
         if own := {k: v for k, v in e.extra.items() if k not in GUIDE_TTL and k not in extra}:
-            rows.append(f"connector_extra = {_show(own)}")
+            rows.append(f"connector_extra = {show(own)}")
         if rows:
             yield from ("", "[[encoders.override]]", f"index = {i}", *rows)
 
 
-def _proxy_lines(
-    flags: dict[str, str], pd: _Serve, encoders: list[_Serve], notes: list[str]
-) -> Iterator[str]:
-    yield from ("[proxy]", f"host = {_show(flags.get('--host', '0.0.0.0'))}")
+def _proxy_lines(flags: dict[str, str], pd: Serve, encoders: list[Serve], notes: list[str]) -> Iterator[str]:
+    yield from ("[proxy]", f"host = {show(flags.get('--host', '0.0.0.0'))}")
     yield f"port = {_port(flags.get('--port', '19000'), 'the proxy: --port')}"
     if not flags:
         return
@@ -314,10 +320,10 @@ def _port_of(url: str) -> int | None:
         return None
 
 
-def _show(value: Any) -> str:
+def show(value: Any) -> str:
     """As TOML, which writes strings, numbers, booleans and arrays as JSON does."""
     if isinstance(value, dict):
-        return "{ " + ", ".join(f"{_show(str(k))} = {_show(v)}" for k, v in value.items()) + " }"
+        return "{ " + ", ".join(f"{show(str(k))} = {show(v)}" for k, v in value.items()) + " }"
     if isinstance(value, list):
-        return "[" + ", ".join(map(_show, value)) + "]"
+        return "[" + ", ".join(map(show, value)) + "]"
     return json.dumps(value, ensure_ascii=False)

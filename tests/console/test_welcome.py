@@ -50,7 +50,9 @@ def test_devices_models_files_and_clusters_are_found(tmp_path: Path, monkeypatch
 @pytest.mark.parametrize("name", ["lab", "My Lab!", "한국", "-"])
 def test_the_topology_of_what_was_found_is_a_good_configuration(tmp_path: Path, name: str) -> None:
     model = model_in(tmp_path / 'a "model"')
-    text = discovery.topology(Findings(kind="rbln", devices=tuple(range(6))), str(model), name)
+    text = discovery.topology(
+        Findings(kind="rbln", devices=tuple(range(6))), str(model), discovery.cluster_name(name)
+    )
     (tmp_path / "eccon.toml").write_text(text)
     topology = config.load(tmp_path / "eccon.toml", compiled=False)
     assert topology.model.path == str(model)
