@@ -13,9 +13,10 @@ from http.client import HTTPException
 from pathlib import Path
 from typing import Any
 
+from eccon.lab.place import Place, default
 from lab import guide
 from tests.contract.client import Reply, body, get, post
-from tests.contract.target import LabTarget, Server, free_port
+from tests.contract.target import Server, free_port
 
 __all__ = ["PATIENCE_S", "Asked", "ByHand", "Eccon", "Front", "Guide"]
 
@@ -129,9 +130,9 @@ class Guide(Proxy):
 
     name = "guide"
 
-    def __init__(self, directory: Path, target: LabTarget, text: Path) -> None:
+    def __init__(self, directory: Path, text: Path) -> None:
         super().__init__(directory)
-        self._python = str(Path(target.command[0]).with_name("python"))
+        self._python = str(Place(default()).vllm.with_name("python"))
         self._script = guide.extract(text, directory / "guide_proxy.py")
 
     def command(self, rooms: list[str]) -> list[str]:

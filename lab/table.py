@@ -7,7 +7,8 @@
     python -m lab.table show --into README.md by-hand.json guide.json eccon.json guarded.json
 
 A run starts real vLLM (the lab in ECCON_LAB), a PD and two encoders, and takes about a minute a fault. What
-is in the output file already is not run again.
+is in the output file already is not run again. With --stand-in it is seconds, and no lab but for the guide's
+proxy, whose imports the lab has.
 """
 
 import argparse
@@ -22,15 +23,17 @@ from typing import Any
 from lab.faults import FAULTS, Fault
 from lab.fronts import ByHand, Eccon, Front, Guide
 from lab.world import Outcome, World
-from tests.connector.guarded import GuardedLab
-from tests.contract.target import LabTarget
+from tests.connector.guarded import GuardedLab, GuardedSim
+from tests.contract.target import LabTarget, SimTarget, Target
 
 STALL_S = 20.0
 """From here on somebody else's one-token request has been stalled. It takes 0.06 s on an idle machine; a PD
 that misses an item holds it for 30 s."""
 HANG_S = 5.0
 """From here on an encoder has hung; its own one-token request takes 0.02 s."""
-BEGIN, END = "<!-- faults -->", "<!-- /faults -->"
+LABS: dict[str, type[Target]] = {"": LabTarget, "guarded": GuardedLab}
+STAND_INS: dict[str, type[Target]] = {"": SimTarget, "guarded": GuardedSim}
+"""By front."""
 TITLES = {
     "by hand": "no proxy",
     "guide": "the guide's proxy",
@@ -47,6 +50,7 @@ def main() -> None:
     commands = parser.add_subparsers(required=True, dest="command")
     run = commands.add_parser("run", help="try faults behind one front")
     run.add_argument("--front", choices=sorted(TITLES), required=True)
+    run.add_argument("--stand-in", action="store_true", help="with the stand-in in vLLM's place")
     run.add_argument("--guide", type=Path, help="a copy of the guide, for --front guide")
     run.add_argument("--out", type=Path, required=True, help="JSON, added to")
     run.add_argument(
@@ -54,30 +58,42 @@ def main() -> None:
     )
     run.add_argument("--seconds", type=float, default=3600.0, help="begin no fault after so long")
     show = commands.add_parser("show", help="print the table")
-    show.add_argument("--into", type=Path, help="write it there instead, between its two marks")
+    show.add_argument("--into", type=Path, help="write it there instead, between two marks")
+    show.add_argument("--mark", default="faults", help="the marks' word: <!-- WORD --> and <!-- /WORD -->")
     show.add_argument("files", type=Path, nargs="+")
     given = parser.parse_args()
     if given.command == "show":
         if given.into is None:
             print(table(given.files))
         else:
-            given.into.write_text(put(given.into.read_text("utf-8"), table(given.files)), "utf-8")
+            text = put(given.into.read_text("utf-8"), given.mark, table(given.files))
+            given.into.write_text(text, "utf-8")
         return
     if given.front == "guide" and given.guide is None:
         parser.error("--front guide needs --guide")
     named = {f.name: f for f in FAULTS}
     chosen = [named[name] for name in given.fault or named]
-    measure(given.front, given.guide, given.out, chosen, given.seconds)
+    targets = STAND_INS if given.stand_in else LABS
+    target = targets.get(given.front, targets[""])
+    measure(given.front, target, given.guide, given.out, chosen, given.seconds)
 
 
-def measure(name: str, guide: Path | None, out: Path, faults: Sequence[Fault], seconds: float) -> None:
+def measure(
+    name: str,
+    kind: type[Target],
+    guide: Path | None,
+    out: Path,
+    faults: Sequence[Fault],
+    seconds: float,
+) -> None:
     """Every fault that is not in `out` yet, written there one by one."""
     results: dict[str, Any] = json.loads(out.read_text()) if out.exists() else {"front": name, "faults": {}}
     end = time.monotonic() + seconds
     with tempfile.TemporaryDirectory(prefix="eccon-faults-") as directory:
-        target = (GuardedLab if name == "guarded" else LabTarget)(Path(directory))
+        target = kind(Path(directory))
+        results["stand_in"] = issubclass(kind, SimTarget)
         results["connector"] = target.connector()["ec_connector"]
-        world = World(target, _front(name, guide, target))
+        world = World(target, _front(name, guide, target.directory))
         try:
             for fault in faults:
                 if fault.name in results["faults"] or time.monotonic() > end:
@@ -93,11 +109,11 @@ def measure(name: str, guide: Path | None, out: Path, faults: Sequence[Fault], s
             target.close()
 
 
-def _front(name: str, guide: Path | None, target: LabTarget) -> Front:
+def _front(name: str, guide: Path | None, directory: Path) -> Front:
     if name == "guide":
         assert guide is not None
-        return Guide(target.directory, target, guide)
-    return ByHand() if name == "by hand" else Eccon(target.directory)
+        return Guide(directory, guide)
+    return ByHand() if name == "by hand" else Eccon(directory)
 
 
 def table(files: Sequence[Path]) -> str:
@@ -108,32 +124,34 @@ def table(files: Sequence[Path]) -> str:
     for fault in FAULTS:
         cells = [c["faults"].get(fault.name) for c in columns]
         if any(cells):
-            shown = [cell(Outcome(**c)) if c else "–" for c in cells]
+            shown = [cell(Outcome(**c)) if c else "next table" for c in cells]
             lines.append(f"| {fault.what} | " + " | ".join(shown) + " |")
     deaths = [sum(f["pd_died"] for f in c["faults"].values()) for c in columns]
     stalls = [sum(_stalled(Outcome(**f)) for f in c["faults"].values()) for c in columns]
     wrong = [sum(f["wrong"] for f in c["faults"].values()) for c in columns]
     tried = [len(c["faults"]) for c in columns]
     for title, counts in (("PD deaths", deaths), ("stalls of others", stalls)):
+        if counts is stalls and any(c.get("stand_in") for c in columns):
+            continue  # its times are not vLLM's
         pairs = zip(counts, tried, strict=True)
         lines.append(f"| **{title}** | " + " | ".join(f"**{n}** of {all_}" for n, all_ in pairs) + " |")
     lines.append("| **wrong answers** | " + " | ".join(f"**{n}**" for n in wrong) + " |")
     loads = [sorted(f["load"] for f in c["faults"].values() if f.get("load") is not None) for c in columns]
     middle = (f"{x[len(x) // 2]:.0f} ({x[0]:.0f} to {x[-1]:.0f})" if x else "" for x in loads)
-    lines.append("| load of the machine, median (range) | " + " | ".join(middle) + " |")
+    lines.append("| load of the machine where noted, median (range) | " + " | ".join(middle) + " |")
     return "\n".join(lines)
 
 
-def put(text: str, lines: str) -> str:
-    """A text with the table in place of the one that it has.
+def put(text: str, mark: str, lines: str) -> str:
+    """A text with the table in place of the one that it has between these marks.
 
     Raises:
         ValueError: it has no place for one.
     """
-    before, begin, rest = text.partition(BEGIN)
-    _, end, after = rest.partition(END)
+    before, begin, rest = text.partition(f"<!-- {mark} -->")
+    _, end, after = rest.partition(f"<!-- /{mark} -->")
     if not end:
-        msg = f"no {BEGIN} and {END}"
+        msg = f"no <!-- {mark} --> and <!-- /{mark} -->"
         raise ValueError(msg)
     return f"{before}{begin}\n{lines}\n{end}{after}"
 

@@ -34,10 +34,8 @@ class Room:
     flags: tuple[str, ...] = ()
     detour: str = ""
     """What encoders have behind the model's path: another name of the same directory."""
-    serve: tuple[str, ...] = ()
-    """Flags of `vllm serve` that everybody gets beside the usual ones."""
     encoder_serve: tuple[str, ...] = ()
-    """Those that only encoders get."""
+    """Flags of `vllm serve` that encoders get beside the usual ones."""
     pds: int = 1
     """How many; encoders push to them in turn."""
 
@@ -112,14 +110,14 @@ class World:
         self._room = room
         for seat, pull in zip(self._pd_seats, self._pull_ports, strict=True):
             if pull in self._pull_ports[: room.pds]:
-                seat.take({"pull_host": "127.0.0.1", "pull_port": pull} | room.pd, room.serve, lives=_lives)
+                seat.take({"pull_host": "127.0.0.1", "pull_port": pull} | room.pd, (), lives=_lives)
             else:
                 seat.leave()
         for i, seat in enumerate(self._encoder_seats):
             where = {"llm_host": "127.0.0.1", "llm_pull_port": self._pull_ports[i % room.pds]}
             extra = where | {"producer_cache_ttl_s": 600} | room.encoder
-            flags = (*room.serve, *room.encoder_serve)
-            seat.take(extra, flags, self.target.model + room.detour, lives=Server.alive)
+            model = self.target.model + room.detour
+            seat.take(extra, room.encoder_serve, model, lives=Server.alive)
         for server in (*self.pds, *self.encoders):
             server.wait_ready()
         for i, encoder in enumerate(self.encoders):

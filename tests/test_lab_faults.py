@@ -1,5 +1,6 @@
 """The lab's fault list does harm without a proxy and none behind ours; on the stand-in, to have it soon."""
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -7,9 +8,12 @@ import pytest
 
 from lab.faults import FAULTS
 from lab.fronts import ByHand, Eccon, Front
+from lab.table import put, table
 from lab.world import World
 from tests.contract.target import SimTarget
 
+NAMES = ("by-hand", "guide", "eccon", "guarded")
+"""Of the files of results."""
 TRIED = ("item-waits", "model-path")
 """Those that do not hang on who is faster."""
 
@@ -39,3 +43,22 @@ def test_what_happens(world: World) -> None:
         if seen.pd_died or seen.wrong or seen.failed:
             harmed.add(fault.name)
     assert harmed == (set() if isinstance(world.front, Eccon) else set(TRIED))
+
+
+def test_the_readme_shows_what_was_measured() -> None:
+    """Every fault behind every front, on the lab or on the stand-in, and not a figure by hand."""
+    root = Path(__file__).parent.parent
+    text = (root / "README.md").read_text("utf-8")
+    tried = {name: set[str]() for name in NAMES}
+    for mark, where in (("faults", "lab"), ("stand-in-faults", "stand-in")):
+        files = [root / "lab" / "measured" / where / f"{name}.json" for name in NAMES]
+        for name, file in zip(NAMES, files, strict=True):
+            tried[name] = tried[name] | set(json.loads(file.read_text("utf-8"))["faults"])
+        assert put(text, mark, table(files)) == text
+    for name, faults in tried.items():
+        assert faults == {f.name for f in FAULTS}, name
+
+
+def test_a_text_without_a_place_for_the_table() -> None:
+    with pytest.raises(ValueError, match="faults"):
+        put("# Title\n<!-- faults -->\n", "faults", "| |")
