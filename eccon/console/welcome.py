@@ -11,7 +11,6 @@ from textual.containers import Vertical
 from textual.events import Resize
 from textual.filter import LineFilter
 from textual.screen import Screen
-from textual.widgets import Input
 
 from eccon.console import filters, keymap, terminal, themes
 from eccon.console.draw.text import Line, clean, fit_line
@@ -73,7 +72,7 @@ class Welcome(App[str]):
     CSS_PATH = "styles.tcss"
     ENABLE_COMMAND_PALETTE = False
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("enter", "take", show=False, priority=True),
+        Binding("enter", "take", show=False),
         Binding("escape,q,ctrl+c,ctrl+q", "leave", show=False),
     ]
 
@@ -140,9 +139,6 @@ class Welcome(App[str]):
 
     def action_take(self) -> None:
         """The chosen one; for another file its path is asked for."""
-        if isinstance(self.screen, AskLine):
-            self.screen.dismiss(self.screen.query_one("#line", Input).value)
-            return
         chosen = self.query_one("#list", Rows).chosen or ""
         if chosen == "file":
             self.push_screen(AskLine("Path of the eccon.toml", ""), self._named)
