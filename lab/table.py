@@ -60,13 +60,14 @@ def main() -> None:
     show = commands.add_parser("show", help="print the table")
     show.add_argument("--into", type=Path, help="write it there instead, between two marks")
     show.add_argument("--mark", default="faults", help="the marks' word: <!-- WORD --> and <!-- /WORD -->")
+    show.add_argument("--missing", default="–", help="word for what was not run")
     show.add_argument("files", type=Path, nargs="+")
     given = parser.parse_args()
     if given.command == "show":
         if given.into is None:
-            print(table(given.files))
+            print(table(given.files, given.missing))
         else:
-            text = put(given.into.read_text("utf-8"), given.mark, table(given.files))
+            text = put(given.into.read_text("utf-8"), given.mark, table(given.files, given.missing))
             given.into.write_text(text, "utf-8")
         return
     if given.front == "guide" and given.guide is None:
@@ -116,15 +117,15 @@ def _front(name: str, guide: Path | None, directory: Path) -> Front:
     return ByHand() if name == "by hand" else Eccon(directory)
 
 
-def table(files: Sequence[Path]) -> str:
-    """Markdown: a row a fault, a column a file."""
+def table(files: Sequence[Path], missing: str = "–") -> str:
+    """Markdown: a row a fault, a column a file; `missing` for what was not run."""
     columns = [json.loads(f.read_text()) for f in files]
     titles = [TITLES[c["front"]] for c in columns]
     lines = ["| | " + " | ".join(titles) + " |", "|---" * (len(columns) + 1) + "|"]
     for fault in FAULTS:
         cells = [c["faults"].get(fault.name) for c in columns]
         if any(cells):
-            shown = [cell(Outcome(**c)) if c else "next table" for c in cells]
+            shown = [cell(Outcome(**c)) if c else missing for c in cells]
             lines.append(f"| {fault.what} | " + " | ".join(shown) + " |")
     deaths = [sum(f["pd_died"] for f in c["faults"].values()) for c in columns]
     stalls = [sum(_stalled(Outcome(**f)) for f in c["faults"].values()) for c in columns]
@@ -137,8 +138,9 @@ def table(files: Sequence[Path]) -> str:
         lines.append(f"| **{title}** | " + " | ".join(f"**{n}** of {all_}" for n, all_ in pairs) + " |")
     lines.append("| **wrong answers** | " + " | ".join(f"**{n}**" for n in wrong) + " |")
     loads = [sorted(f["load"] for f in c["faults"].values() if f.get("load") is not None) for c in columns]
-    middle = (f"{x[len(x) // 2]:.0f} ({x[0]:.0f} to {x[-1]:.0f})" if x else "" for x in loads)
-    lines.append("| load of the machine where noted, median (range) | " + " | ".join(middle) + " |")
+    if any(loads):
+        middle = (f"{x[len(x) // 2]:.0f} ({x[0]:.0f} to {x[-1]:.0f})" if x else "" for x in loads)
+        lines.append("| load of the machine where noted, median (range) | " + " | ".join(middle) + " |")
     return "\n".join(lines)
 
 
