@@ -64,20 +64,24 @@ def demo(headless: bool, once: bool, encoders: int | None, on_lab: bool, theme: 
             )
         else:
             path = scaffold.demo(directory, encoders=encoders, ports=ports)
-        socket = start_daemon(path, linger_s=LINGER_S, ephemeral=directory).control_socket
+        socket = _daemon(path)
     except BaseException:
         shutil.rmtree(directory, ignore_errors=True)
         raise
     if headless:
-        _headless(socket, once, LAB_READY_S if on_lab else READY_S)
+        _headless(path, socket, once, LAB_READY_S if on_lab else READY_S)
         return
     from eccon.cli.console import open_console  # noqa: PLC0415  only here is drawn
 
     asyncio.run(_up(socket))
     code = open_console(socket, on_quit_ask=False, theme=theme)
-    with contextlib.suppress(NotRunning):
-        asyncio.run(_end(socket))
+    asyncio.run(_end(path, socket))
     sys.exit(code)
+
+
+def _daemon(path: Path) -> Path:
+    """Starts it; its control socket."""
+    return start_daemon(path, linger_s=LINGER_S, ephemeral=path.parent).control_socket
 
 
 async def _up(socket: Path) -> None:
@@ -85,14 +89,22 @@ async def _up(socket: Path) -> None:
         await client.up()
 
 
-async def _end(socket: Path) -> None:
-    """Stops everything and returns when the daemon is gone."""
+async def _end(path: Path, socket: Path) -> None:
+    """Stops everything and returns when the daemon is gone. One that was killed has left its children."""
+    try:
+        await _stop(socket)
+    except NotRunning:
+        if await asyncio.to_thread(path.exists):
+            await _stop(_daemon(path))
+
+
+async def _stop(socket: Path) -> None:
     async with Client(socket) as client:
         await asyncio.wait_for(stop_all(client), GONE_S)
 
 
 @command
-async def _headless(socket: Path, once: bool, ready_s: float) -> int:
+async def _headless(path: Path, socket: Path, once: bool, ready_s: float) -> int:
     main_task = asyncio.current_task()
     assert main_task is not None  # noqa: S101  we run in one
     loop = asyncio.get_running_loop()
@@ -115,8 +127,7 @@ async def _headless(socket: Path, once: bool, ready_s: float) -> int:
     except asyncio.CancelledError:
         return INTERRUPTED
     finally:
-        with contextlib.suppress(NotRunning):
-            await _end(socket)
+        await _end(path, socket)
 
 
 async def _attend(client: Client) -> None:

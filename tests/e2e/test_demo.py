@@ -57,6 +57,18 @@ def test_a_signal_ends_all_of_it(env: dict[str, str], number: signal.Signals) ->
         assert p.wait(30) == 130
 
 
+def test_a_daemon_that_was_killed_leaves_nothing_either(env: dict[str, str]) -> None:
+    with subprocess.Popen(demo("--headless"), env=env, stderr=subprocess.PIPE, text=True) as p:
+        assert p.stderr is not None
+        assert any("attach a console" in line for line in p.stderr)
+        (daemon,) = (
+            q for q in processes_with(f"{MARK}={env[MARK]}") if "eccon.supervisor" in " ".join(q.cmdline())
+        )
+        daemon.kill()
+        p.stderr.read()
+        assert p.wait(60) == 0
+
+
 def test_two_demos_do_not_meet(env: dict[str, str]) -> None:
     both = [
         subprocess.Popen(demo("--headless", "--once", "--encoders", "1"), env=env, stdout=subprocess.DEVNULL)
