@@ -5,12 +5,12 @@ from typing import Any
 
 from rich.color import ColorSystem
 from textual._compositor import ChopsUpdate, LayoutUpdate
-from textual.app import App
 from textual.driver import Driver
 from textual.filter import LineFilter
 from textual.screen import Screen
 
 from eccon.console import filters, themes
+from eccon.console.crash import Discreet
 from eccon.console.driver import ConsoleDriver
 from eccon.console.opening import Opening
 from eccon.console.paint import Painter
@@ -21,7 +21,7 @@ from eccon.console.shortcut import Shortcut
 __all__ = ["Showing"]
 
 
-class Showing(App[int]):
+class Showing(Discreet[int]):
     """An app whose frames the painter sends."""
 
     def __init__(self, ready: Setup, opening: Opening | None, environ: Mapping[str, str]) -> None:
@@ -128,12 +128,3 @@ class Showing(App[int]):
 
     def _again(self) -> None:
         self.screen.refresh()
-
-    def _fatal_error(self) -> None:
-        """As Textual, but without the values of variables: they may be secrets."""
-        from rich.segment import Segments  # noqa: PLC0415  only after a crash
-        from rich.traceback import Traceback  # noqa: PLC0415  only after a crash
-
-        trace = Traceback(show_locals=False, width=None)
-        self._exit_renderables.append(Segments(self.console.render(trace, self.console.options)))
-        self._close_messages_no_wait()

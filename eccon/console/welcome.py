@@ -5,7 +5,7 @@ import os
 import signal
 from typing import Any, ClassVar
 
-from textual.app import App, ComposeResult
+from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import Vertical
 from textual.events import Resize
@@ -13,6 +13,7 @@ from textual.filter import LineFilter
 from textual.screen import Screen
 
 from eccon.console import filters, keymap, terminal, themes
+from eccon.console.crash import Discreet
 from eccon.console.draw.text import Line, clean, fit_line
 from eccon.console.driver import ConsoleDriver
 from eccon.console.screens.dialogs import AskLine
@@ -66,7 +67,7 @@ class _Page(SteadySize, Screen[None]):
     """All of it."""
 
 
-class Welcome(App[str]):
+class Welcome(Discreet[str]):
     """Returns one of `choices`; a file that was asked for as "file:PATH"; "" when left."""
 
     CSS_PATH = "styles.tcss"

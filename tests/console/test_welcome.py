@@ -12,6 +12,7 @@ import psutil
 import pytest
 
 from eccon import config, discovery
+from eccon.console import welcome
 from eccon.console.draw.text import plain
 from eccon.console.welcome import Welcome, choices, found
 from eccon.console.widgets.rows import Rows
@@ -88,6 +89,23 @@ async def test_keys_of_the_welcome() -> None:
         await pilot.press(*"x/eccon.toml", "enter")
         await pilot.pause()
     assert app.return_value == "file:x/eccon.toml"
+
+
+async def test_a_crash_tells_no_values(capsys: pytest.CaptureFixture[str]) -> None:
+    class Falls(Welcome):
+        CSS_PATH = str(Path(welcome.__file__).with_name("styles.tcss"))
+
+        def on_mount(self) -> None:
+            key = "sk-" + "hidden"
+            raise RuntimeError(len(key))
+
+    app = Falls(Findings())
+    with pytest.raises(RuntimeError):
+        async with app.run_test():
+            pass
+    said = capsys.readouterr().err
+    assert "RuntimeError" in said
+    assert "sk-hidden" not in said
 
 
 @contextmanager
