@@ -170,6 +170,17 @@ def test_that_a_console_may_only_look_is_seen_at_any_width(width: int) -> None:
         assert " read-only " in plain(line)
 
 
+@pytest.mark.parametrize("width", [146, 158, 198])
+def test_the_last_error_has_room_beside_the_npus(width: int) -> None:
+    state = STATES["on_npus"]
+    died = msgspec.structs.replace(state.processes[2], exit=Exit(at=NOW - 240, signal=9))
+    state = msgspec.structs.replace(state, processes=(*state.processes[:2], died, *state.processes[3:]))
+    heading, rows = processes.table(state, width, NOW, {})
+    assert all(word in plain(heading) for word in ("npu%", "nmem", "temp", "pst", "pid", "last error"))
+    assert "killed by" in plain(rows[2][1])
+    assert max(line_width(line) for _, line in rows) <= width
+
+
 def test_the_last_error_of_one_that_is_well_again_is_kept() -> None:
     state = STATES["busy"]
     died = msgspec.structs.replace(state.processes[2], exit=Exit(at=NOW - 240, signal=9))

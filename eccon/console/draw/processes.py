@@ -17,6 +17,8 @@ SPEAKING = {State.STARTING, State.LOADING, State.WAITING, State.BACKOFF, State.F
 
 BAR = 10
 BAD_PSTATES = {"P10": "throttled by heat", "P12": "hangs"}
+LAST_ERROR, LAST_ERROR_FROM = 11, 146
+"""The least cells of the last error, in a table as wide as that; of a narrower one another line tells it."""
 SPAN_FROM = ("items", "bar", "rate", "encode", "transfer")
 
 
@@ -190,7 +192,7 @@ def table(
     if not any(p.device for p in state.processes):
         absent.add("device")
     known = [c for c in _named(longest, width) if c.key not in absent]
-    columns = choose(known, width)
+    columns = choose(known, width - LAST_ERROR if width >= LAST_ERROR_FROM else width)
     most = max((p.encoder.items for p in state.processes if p.encoder), default=0)
     room = width - sum(c.width + 1 for c in columns)
     rows = []
@@ -198,7 +200,7 @@ def table(
         item = Row(process, state.cluster, now, rates.get(process.name, 0.0), most)
         line = _spoken(columns, item, width) or row(columns, item)
         if room >= 8 and (why := _why(process, now))[0]:
-            line = [*fit_line(line, width - room), (" ", "text"), (fit(why[0], room), why[1])]
+            line = [*fit_line(line, width - room), (fit(why[0], room), why[1])]
         rows.append((process.name, line))
     head = heading(columns)
     if room >= 8:
