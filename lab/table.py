@@ -34,6 +34,7 @@ HANG_S = 5.0
 LABS: dict[str, type[Target]] = {"": LabTarget, "guarded": GuardedLab}
 STAND_INS: dict[str, type[Target]] = {"": SimTarget, "guarded": GuardedSim}
 """By front."""
+BEGIN, END = "<!-- faults -->", "<!-- /faults -->"
 TITLES = {
     "by hand": "no proxy",
     "guide": "the guide's proxy",
@@ -59,15 +60,13 @@ def main() -> None:
     run.add_argument("--seconds", type=float, default=3600.0, help="begin no fault after so long")
     show = commands.add_parser("show", help="print the table")
     show.add_argument("--into", type=Path, help="write it there instead, between two marks")
-    show.add_argument("--mark", default="faults", help="the marks' word: <!-- WORD --> and <!-- /WORD -->")
-    show.add_argument("--missing", default="–", help="word for what was not run")
     show.add_argument("files", type=Path, nargs="+")
     given = parser.parse_args()
     if given.command == "show":
         if given.into is None:
-            print(table(given.files, given.missing))
+            print(table(given.files))
         else:
-            text = put(given.into.read_text("utf-8"), given.mark, table(given.files, given.missing))
+            text = put(given.into.read_text("utf-8"), table(given.files))
             given.into.write_text(text, "utf-8")
         return
     if given.front == "guide" and given.guide is None:
@@ -117,15 +116,15 @@ def _front(name: str, guide: Path | None, directory: Path) -> Front:
     return ByHand() if name == "by hand" else Eccon(directory)
 
 
-def table(files: Sequence[Path], missing: str = "–") -> str:
-    """Markdown: a row a fault, a column a file; `missing` for what was not run."""
+def table(files: Sequence[Path]) -> str:
+    """Markdown: a row a fault, a column a file; – for what was not run."""
     columns = [json.loads(f.read_text()) for f in files]
     titles = [TITLES[c["front"]] for c in columns]
     lines = ["| | " + " | ".join(titles) + " |", "|---" * (len(columns) + 1) + "|"]
     for fault in FAULTS:
         cells = [c["faults"].get(fault.name) for c in columns]
         if any(cells):
-            shown = [cell(Outcome(**c)) if c else missing for c in cells]
+            shown = [cell(Outcome(**c)) if c else "–" for c in cells]
             lines.append(f"| {fault.what} | " + " | ".join(shown) + " |")
     deaths = [sum(f["pd_died"] for f in c["faults"].values()) for c in columns]
     stalls = [sum(_stalled(Outcome(**f)) for f in c["faults"].values()) for c in columns]
@@ -144,16 +143,16 @@ def table(files: Sequence[Path], missing: str = "–") -> str:
     return "\n".join(lines)
 
 
-def put(text: str, mark: str, lines: str) -> str:
+def put(text: str, lines: str) -> str:
     """A text with the table in place of the one that it has between these marks.
 
     Raises:
         ValueError: it has no place for one.
     """
-    before, begin, rest = text.partition(f"<!-- {mark} -->")
-    _, end, after = rest.partition(f"<!-- /{mark} -->")
+    before, begin, rest = text.partition(BEGIN)
+    _, end, after = rest.partition(END)
     if not end:
-        msg = f"no <!-- {mark} --> and <!-- /{mark} -->"
+        msg = f"no {BEGIN} and {END}"
         raise ValueError(msg)
     return f"{before}{begin}\n{lines}\n{end}{after}"
 
