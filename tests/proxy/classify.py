@@ -49,7 +49,8 @@ def media_parts(body: Any) -> list[Media]:
         kinds = [key for key in part if key in MEDIA]
         if isinstance(kind, str) and kind in MEDIA and kind not in kinds:
             # An `input_image` part carries its payload under `image_url`.
-            kinds = [kind] if not (kind == "input_image" and kinds == ["image_url"]) else ["input_image"]
+            others = [key for key in kinds if key != "image_url"] if kind == "input_image" else []
+            kinds = [kind, *others]
         if kinds:
             found.append(Media(at, index, tuple(kinds), part))
     return found
