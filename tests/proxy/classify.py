@@ -47,6 +47,9 @@ def media_parts(body: Any) -> list[Media]:
     for at, index, part in parts_of(body):
         kind = part.get("type")
         kinds = [key for key in part if key in MEDIA]
+        by_type = isinstance(kind, str) and kind not in MEDIA and part.get("uuid") is None
+        if by_type and all(part[key] is None for key in kinds):
+            continue  # a text whose client writes out what it does not use
         if isinstance(kind, str) and kind in MEDIA and kind not in kinds:
             # An `input_image` part carries its payload under `image_url`.
             others = [key for key in kinds if key != "image_url"] if kind == "input_image" else []
