@@ -195,10 +195,14 @@ def costs(size: tuple[int, int], seconds: float) -> None:
 
 
 def keys(size: tuple[int, int], times: int) -> None:
-    """From a key to the first byte of its answer."""
+    """From a key to the first byte of its answer, in a console that has come up."""
     state = now_of(states.many(64, 10_000))
     with running(state) as fake, open_console(fake.socket, size=size) as t:
         t.until("encoder-0", 60)
+        t.press("j")
+        while not t.read(1.0):
+            pass
+        read_for(t, 3.0)
         for screen, opening in (("overview", ""), ("traces", "t")):
             if opening:
                 t.press(opening)
